@@ -1,0 +1,202 @@
+"""One decoder for Llama, Qwen2 and Qwen3 shapes, as Flax NNX modules with an explicit cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models_jax.config import ModelConfig
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of one model: two arrays (layers, batch, slots, kv_heads, head_dim).
+
+    It has no length of its own: a token at position p lives in slot p, whoever reads says up to which position,
+    and a rewind is a smaller number. Stale slots behind it are masked.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+    @classmethod
+    def empty(cls, config: ModelConfig, slots: int, batch: int = 1, dtype: jnp.dtype = jnp.float32) -> Cache:
+        """A cache of zeros for `slots` tokens."""
+        shape = (config.num_hidden_layers, batch, slots, config.num_key_value_heads, config.head_dim)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        """`size` is the width of the last axis."""
+        self.weight = nnx.Param(jnp.ones((size,)))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Same shape and dtype as `x`."""
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * self.weight[...].astype(jnp.float32)).astype(x.dtype)
+
+
+def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+    """Rotate (batch, tokens, heads, head_dim) by position, halves paired as in transformers."""
+    half = x.shape[-1] // 2
+    inverse = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions[..., None].astype(jnp.float32) * inverse
+    cos, sin = jnp.cos(angle)[:, :, None, :], jnp.sin(angle)[:, :, None, :]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with RoPE, optional bias (Qwen2) and q/k norm (Qwen3)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Fan-in initialisation; the output projection is scaled down by depth."""
+        c = config
+        self.config = c
+        init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+        small = nnx.initializers.variance_scaling(0.5 / c.num_hidden_layers, "fan_in", "normal")
+
+        def linear(inner: int, outer: int, bias: bool, initializer=init) -> nnx.Linear:
+            return nnx.Linear(inner, outer, use_bias=bias, kernel_init=initializer, rngs=rngs)
+
+        wide, narrow = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = linear(c.hidden_size, wide, c.attention_bias)
+        self.k_proj = linear(c.hidden_size, narrow, c.attention_bias)
+        self.v_proj = linear(c.hidden_size, narrow, c.attention_bias)
+        self.o_proj = linear(wide, c.hidden_size, False, small)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+
+    def __call__(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cached: tuple[jax.Array, jax.Array] | None,
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """(batch, tokens, hidden) -> the same, and the keys and values attended to.
+
+        `mask` (batch, tokens, keys) is true where a query may look. With `cached` keys and values
+        (batch, slots, kv_heads, head_dim) the new ones are written from slot `positions[0, 0]` on.
+        """
+        c = self.config
+        batch, tokens, _ = x.shape
+        q = self.q_proj(x).reshape(batch, tokens, c.num_attention_heads, c.head_dim)
+        k = self.k_proj(x).reshape(batch, tokens, c.num_key_value_heads, c.head_dim)
+        v = self.v_proj(x).reshape(batch, tokens, c.num_key_value_heads, c.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
+        if cached is not None:
+            at = (0, positions[0, 0], 0, 0)
+            k = jax.lax.dynamic_update_slice(cached[0], k.astype(cached[0].dtype), at)
+            v = jax.lax.dynamic_update_slice(cached[1], v.astype(cached[1].dtype), at)
+        group = c.num_attention_heads // c.num_key_value_heads
+        q = q.reshape(batch, tokens, c.num_key_value_heads, group, c.head_dim)
+        scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32) * c.head_dim**-0.5
+        scores = jnp.where(mask[:, None, None], scores, -1e30)
+        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+        out = jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, tokens, -1)
+        return self.o_proj(out), (k, v)
+
+
+class MLP(nnx.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Fan-in initialisation; the output projection is scaled down by depth."""
+        init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+        small = nnx.initializers.variance_scaling(0.5 / config.num_hidden_layers, "fan_in", "normal")
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nnx.Linear(hidden, inner, use_bias=False, kernel_init=init, rngs=rngs)
+        self.up_proj = nnx.Linear(hidden, inner, use_bias=False, kernel_init=init, rngs=rngs)
+        self.down_proj = nnx.Linear(inner, hidden, use_bias=False, kernel_init=small, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Same shape as `x`."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nnx.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Build the two halves."""
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, rngs)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x, positions, mask, cached):
+        """See `Attention`."""
+        attended, kv = self.self_attn(self.input_layernorm(x), positions, mask, cached)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), kv
+
+
+class RewardHead(nnx.Module):
+    """Two layers to two classes, as in Qwen2.5-Math-PRM; class 1 is "the prefix is right so far"."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Both layers have a bias, as there."""
+        self.inner = nnx.Linear(config.hidden_size, config.hidden_size, rngs=rngs)
+        self.outer = nnx.Linear(config.hidden_size, 2, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., hidden) -> (..., 2) logits."""
+        return self.outer(jax.nn.relu(self.inner(x)))
+
+
+class Decoder(nnx.Module):
+    """The whole model. `hidden` runs the trunk; `logits` and `reward` are its heads."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Random weights from `rngs`; a checkpoint is loaded over them."""
+        self.config = config
+        self.embed_tokens = nnx.Embed(
+            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(1.0), rngs=rngs
+        )
+        self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        fan_in = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
+        untied = not (config.tie_word_embeddings or config.reward_head)
+        self.lm_head = (
+            nnx.Linear(config.hidden_size, config.vocab_size, use_bias=False, kernel_init=fan_in, rngs=rngs)
+            if untied
+            else None
+        )
+        self.score = RewardHead(config, rngs) if config.reward_head else None
+
+    def hidden(
+        self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: Cache | None = None
+    ) -> tuple[jax.Array, Cache | None]:
+        """Final hidden states (batch, tokens, hidden), after the last norm, and the cache written to."""
+        x = self.embed_tokens(tokens)
+        keys, values = [], []
+        for i, layer in enumerate(self.layers):
+            x, (k, v) = layer(x, positions, mask, None if cache is None else (cache.k[i], cache.v[i]))
+            keys.append(k)
+            values.append(v)
+        written = None if cache is None else Cache(jnp.stack(keys), jnp.stack(values))
+        return self.norm(x), written
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """(..., hidden) -> (..., vocabulary), float32."""
+        if self.lm_head is not None:
+            return self.lm_head(hidden).astype(jnp.float32)
+        return self.embed_tokens.attend(hidden).astype(jnp.float32)
+
+    def reward(self, hidden: jax.Array) -> jax.Array:
+        """Probability of "right so far" at each position: (..., hidden) -> (...)."""
+        if self.score is None:
+            raise ValueError("this model has no reward head")
+        return jax.nn.softmax(self.score(hidden).astype(jnp.float32), axis=-1)[..., 1]

@@ -1,0 +1,87 @@
+"""What a device must be able to do: the protocol that every backend fulfils, and the work it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from planner.workflow import Role
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the engine needs to know of a loaded model."""
+
+    model_hash: str
+    """Hash of the checkpoint's files: costs are looked up by it."""
+    tokenizer_hash: str
+    """Roles with equal hashes exchange token ids, others text."""
+    weight_bytes: int
+    kv_bytes_per_token: int
+    context_tokens: int
+    """Most tokens a sequence may hold."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One chunk of work on one sequence of one role. What it returns depends on its fields alone.
+
+    A sequence is a named cache of a role. First it is rewound to its first `keep` tokens, then `feed` is
+    appended, then up to `max_new` tokens are generated. Nothing is generated past a delimiter or the end of text.
+    """
+
+    role: str
+    sequence: str
+    keep: int
+    """Tokens of the sequence that stay. More than it holds is an error: a cache is never longer than believed."""
+    feed: tuple[int, ...]
+    max_new: int = 0
+    """0: only read (PREFILL, VERIFY, SYNC)."""
+    score: tuple[int, ...] = ()
+    """Positions in the sequence whose reward is asked for (role prm): the last token of each step."""
+    key: int = 0
+    """64-bit key of the step for sampling; the backend folds in the token's position."""
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a chunk gave."""
+
+    tokens: tuple[int, ...] = ()
+    """Generated tokens, the delimiter included."""
+    complete: bool = False
+    """The last token ended the step: it completed the delimiter or ended the text."""
+    ended: bool = False
+    """The last token ended the whole text."""
+    scores: tuple[float, ...] = ()
+    """Probability of "right so far" at each position asked for."""
+
+
+class Backend(Protocol):
+    """One device. Called from one thread; raises UserError for what the user can mend."""
+
+    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
+        """Load the model of role `name`, compile what it will need. Steps end at `delimiter`."""
+        ...
+
+    def encode(self, name: str, text: str) -> tuple[int, ...]:
+        """Token ids of `text`, no special tokens added. Raises UserError if it cannot be written in tokens."""
+        ...
+
+    def decode(self, name: str, tokens: Sequence[int]) -> str:
+        """Text of `tokens`, the end-of-text token left out."""
+        ...
+
+    def run(self, work: Work) -> Output:
+        """Do one chunk. A sequence that is not known begins empty."""
+        ...
+
+    def rewind(self, name: str, sequence: str, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens of the sequence of role `name`."""
+        ...
+
+    def close(self) -> None:
+        """Free what is held; calling it twice is harmless."""
+        ...
