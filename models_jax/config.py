@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class ModelConfig:
             raise UserError(
                 f"RoPE scaling {rope_type!r} is not supported yet", where=where, mend="use a model with default RoPE"
             )
+        _refuse_variants(raw, where)
         try:
             heads = int(raw["num_attention_heads"])
             hidden = int(raw["hidden_size"])
@@ -86,3 +87,19 @@ class ModelConfig:
         if not isinstance(raw, dict):
             raise UserError("not a JSON object", where=str(path), mend="download the file again")
         return cls.from_dict(raw, str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of `config.json`, the inverse of `from_dict`."""
+        own = ("qk_norm", "reward_head")
+        raw = {key: value for key, value in asdict(self).items() if key not in own}
+        kind = "ForProcessRewardModel" if self.reward_head else "ForCausalLM"
+        architecture = f"{self.model_type.capitalize()}{kind}"
+        return raw | {"architectures": [architecture], "hidden_act": "silu", "torch_dtype": "float32"}
+
+
+def _refuse_variants(raw: dict[str, Any], where: str) -> None:
+    """Refuse what would be read without an error and computed wrongly."""
+    wanted = {"hidden_act": "silu", "mlp_bias": False, "use_sliding_window": False}
+    for key, value in wanted.items():
+        if raw.get(key, value) != value:
+            raise UserError(f"{key} {raw[key]!r} is not supported", where=where, mend=f"use a model with {value!r}")

@@ -14,20 +14,22 @@ from models_jax.config import ModelConfig
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of one model: two arrays (layers, batch, slots, kv_heads, head_dim).
+    """Keys and values of one model: for each layer two arrays (batch, kv_heads, slots, head_dim).
 
     It has no length of its own: a token at position p lives in slot p, whoever reads says up to which position,
-    and a rewind is a smaller number. Stale slots behind it are masked.
+    and a rewind is a smaller number. Stale slots behind it are masked. Layers are not stacked in one array, so
+    that each is updated in place.
     """
 
-    k: jax.Array
-    v: jax.Array
+    k: tuple[jax.Array, ...]
+    v: tuple[jax.Array, ...]
 
     @classmethod
     def empty(cls, config: ModelConfig, slots: int, batch: int = 1, dtype: jnp.dtype = jnp.float32) -> Cache:
         """A cache of zeros for `slots` tokens."""
-        shape = (config.num_hidden_layers, batch, slots, config.num_key_value_heads, config.head_dim)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        shape = (batch, config.num_key_value_heads, slots, config.head_dim)
+        layers = range(config.num_hidden_layers)
+        return cls(tuple(jnp.zeros(shape, dtype) for _ in layers), tuple(jnp.zeros(shape, dtype) for _ in layers))
 
 
 class RMSNorm(nnx.Module):
@@ -86,7 +88,7 @@ class Attention(nnx.Module):
         """(batch, tokens, hidden) -> the same, and the keys and values attended to.
 
         `mask` (batch, tokens, keys) is true where a query may look. With `cached` keys and values
-        (batch, slots, kv_heads, head_dim) the new ones are written from slot `positions[0, 0]` on.
+        (batch, kv_heads, slots, head_dim) the new ones are written from slot `positions[0, 0]` on.
         """
         c = self.config
         batch, tokens, _ = x.shape
@@ -96,16 +98,20 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
+        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cached is not None:
-            at = (0, positions[0, 0], 0, 0)
+            at = (0, 0, positions[0, 0], 0)
             k = jax.lax.dynamic_update_slice(cached[0], k.astype(cached[0].dtype), at)
             v = jax.lax.dynamic_update_slice(cached[1], v.astype(cached[1].dtype), at)
         group = c.num_attention_heads // c.num_key_value_heads
-        q = q.reshape(batch, tokens, c.num_key_value_heads, group, c.head_dim)
-        scores = jnp.einsum("btkgd,bskd->bkgts", q, k, preferred_element_type=jnp.float32) * c.head_dim**-0.5
-        scores = jnp.where(mask[:, None, None], scores, -1e30)
+        q = q.reshape(batch, tokens, c.num_key_value_heads, group, c.head_dim).transpose(0, 2, 3, 1, 4)
+        q = q.reshape(batch, c.num_key_value_heads, group * tokens, c.head_dim)
+        scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * c.head_dim**-0.5
+        scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        out = jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(batch, tokens, -1)
+        out = jnp.einsum("bkqs,bksd->bkqd", weights, v)
+        out = out.reshape(batch, c.num_key_value_heads, group, tokens, c.head_dim).transpose(0, 3, 1, 2, 4)
+        out = out.reshape(batch, tokens, -1)
         return self.o_proj(out), (k, v)
 
 
@@ -186,14 +192,14 @@ class Decoder(nnx.Module):
             x, (k, v) = layer(x, positions, mask, None if cache is None else (cache.k[i], cache.v[i]))
             keys.append(k)
             values.append(v)
-        written = None if cache is None else Cache(jnp.stack(keys), jnp.stack(values))
+        written = None if cache is None else Cache(tuple(keys), tuple(values))
         return self.norm(x), written
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """(..., hidden) -> (..., vocabulary), float32."""
+        """(..., hidden) -> (..., vocabulary), accumulated and returned in float32."""
         if self.lm_head is not None:
-            return self.lm_head(hidden).astype(jnp.float32)
-        return self.embed_tokens.attend(hidden).astype(jnp.float32)
+            return jnp.matmul(hidden, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
+        return jnp.matmul(hidden, self.embed_tokens.embedding[...].T, preferred_element_type=jnp.float32)
 
     def reward(self, hidden: jax.Array) -> jax.Array:
         """Probability of "right so far" at each position: (..., hidden) -> (...)."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from planner.yaml_file import content_hash, from_mapping, read_yaml, to_mapping
+from planner.errors import UserError
+from planner.yaml_file import Rule, content_hash, from_mapping, hold, read_yaml, to_mapping
+
+LARGEST = 1_000_000
+"""Largest count of tokens, steps or tries that a workflow may name."""
+LARGEST_BLOCK = 256
+"""Largest `row_block`."""
 
 
 class Policy(StrEnum):
@@ -48,6 +55,8 @@ class Numerics:
     arithmetic: Arithmetic = Arithmetic.FLOAT32
     row_block: int = 8
     cache_tokens: int = 256
+    processor: str | None = None
+    """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 
 
 @dataclass(frozen=True)
@@ -134,3 +143,70 @@ class Workflow:
     def hash(self) -> str:
         """Hash of the content."""
         return content_hash(self.to_mapping())
+
+
+def check(workflow: Workflow, where: str) -> None:
+    """Raise UserError for the first value that no run could honour."""
+    hold(_rules(workflow), where)
+    for name in NEEDED_ROLES[workflow.policy.kind]:
+        if name not in workflow.roles:
+            what = f"roles.{name} is missing and policy {workflow.policy.kind} needs it"
+            raise UserError(what, where=where, mend="add the role or choose another policy.kind")
+
+
+NEEDED_ROLES = {
+    Policy.TARGET_ONLY: (RoleName.TARGET,),
+    Policy.DRAFT_ONLY: (RoleName.DRAFT,),
+    Policy.RSD: tuple(RoleName),
+    Policy.BACKTRACK: tuple(RoleName),
+}
+"""The roles that each policy asks for."""
+
+
+def _rules(workflow: Workflow) -> Iterator[Rule]:
+    yield "name", workflow.name, right_name(workflow.name), "use one line of 1 to 80 characters"
+    yield "problems", workflow.problems, bool(workflow.problems.strip()), "name a problem set, e.g. sums"
+    for name, role in workflow.roles.items():
+        yield from _role_rules(f"roles.{name}", role, workflow.budget)
+    policy, sampling, statistics = workflow.policy, workflow.sampling, workflow.statistics
+    yield from _share("policy", policy, "accept", "accept_refined")
+    yield from _whole("policy", policy, 0, LARGEST, "max_backtracks", "max_ancestors")
+    right = 0 <= sampling.temperature <= 5
+    yield "sampling.temperature", sampling.temperature, right, "use a number from 0 (greedy) to 5"
+    yield from _whole("sampling", sampling, 0, 2**63 - 1, "seed")
+    yield from _whole("budget", workflow.budget, 1, LARGEST, "steps", "tokens", "step_tokens")
+    yield from _share("statistics", statistics, "accept", "accept_refined")
+    lengths = ("prompt_tokens", "draft_step_tokens", "target_step_tokens", "steps")
+    yield from _whole("statistics", statistics, 1, LARGEST, *lengths)
+
+
+def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
+    yield f"{key}.model", role.model, bool(role.model.strip()), "name a model, e.g. zoo/draft, or a folder"
+    numerics, key = role.numerics, f"{key}.numerics"
+    yield from _whole(key, numerics, 1, LARGEST_BLOCK, "row_block")
+    rows, slots = numerics.row_block, numerics.cache_tokens
+    yield from _whole(key, numerics, 1, LARGEST, "cache_tokens")
+    mend = f"use a multiple of row_block, which is {rows}"
+    yield f"{key}.cache_tokens", slots, rows < 1 or slots % rows == 0, mend
+    mend = f"use at least {budget.tokens} (budget.tokens), and more for the prompt, or lower the budget"
+    yield f"{key}.cache_tokens", slots, slots >= budget.tokens, mend
+    processor = numerics.processor
+    right = processor is None or right_name(processor)
+    yield f"{key}.processor", processor, right, "name a processor of the machine file or leave the key out"
+
+
+def right_name(name: str) -> bool:
+    """Whether a name can stand in a line of a report."""
+    return bool(name.strip()) and len(name) <= 80 and name.isprintable()
+
+
+def _share(section: str, of: object, *fields: str) -> Iterator[Rule]:
+    for name in fields:
+        value = getattr(of, name)
+        yield f"{section}.{name}", value, 0 <= value <= 1, "use a number from 0 to 1"
+
+
+def _whole(section: str, of: object, least: int, most: int, *fields: str) -> Iterator[Rule]:
+    for name in fields:
+        value = getattr(of, name)
+        yield f"{section}.{name}", value, least <= value <= most, f"use a whole number from {least} to {most}"

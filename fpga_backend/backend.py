@@ -1,0 +1,69 @@
+"""The `fpga` backend: integer models of draft roles, on an emulator now, on RTL and boards later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fpga_backend.transport import Transport, check_options, transport_named
+from planner.errors import UserError
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.workflow import Arithmetic, Role, RoleName
+
+
+class FpgaBackend:
+    """One FPGA. It takes integer models of draft roles only; each role has its own sequences."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Options: `transport`, which must be given: emulate, rtl or board."""
+        self._transport = transport_named(check_options(options or {}))
+        self._roles: dict[str, Transport] = {}
+
+    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
+        """Load the integer model of role `name`, in place of one loaded before."""
+        check_role(name, role)
+        old = self._roles.pop(name, None)
+        if old is not None:
+            old.close()
+        self._roles[name] = self._transport(name, role, delimiter)
+        return self._roles[name].info
+
+    def encode(self, name: str, text: str) -> tuple[int, ...]:
+        """Token ids of `text` for role `name`."""
+        return self._role(name).encode(text)
+
+    def decode(self, name: str, tokens: Sequence[int]) -> str:
+        """Text of `tokens` of role `name`."""
+        return self._role(name).decode(tokens)
+
+    def run(self, work: Work) -> Output:
+        """Do one chunk."""
+        return self._role(work.role).run(work)
+
+    def rewind(self, name: str, sequence: str, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
+        self._role(name).rewind(sequence, tokens)
+
+    def close(self) -> None:
+        """Free all models; calling it twice is harmless."""
+        for runner in self._roles.values():
+            runner.close()
+        self._roles.clear()
+
+    def _role(self, name: str) -> Transport:
+        runner = self._roles.get(name)
+        if runner is None:
+            raise ValueError(f"role {name!r} is not loaded here")
+        return runner
+
+
+def check_role(name: str, role: Role) -> None:
+    """Raise UserError for a role that an FPGA cannot take."""
+    if role.numerics.arithmetic is not Arithmetic.INT8:
+        raise UserError(
+            f"an FPGA device takes integer roles only, role {name!r} has arithmetic {role.numerics.arithmetic.value}",
+            mend="set numerics.arithmetic of the role to int8, or place it on a jax device",
+        )
+    if name != RoleName.DRAFT:
+        raise UserError(
+            f"an FPGA device takes the role draft only, not {name!r}", mend="place the role on a jax device"
+        )

@@ -1,0 +1,64 @@
+"""The `jax` backend: float and integer models on the CPU or GPU that JAX sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from models_jax.device import choose_device
+from models_jax.float_runner import FloatRunner
+from models_jax.runner import ModelRunner
+from planner.checkpoint import model_folder
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.workflow import Arithmetic, Role
+
+
+class JaxBackend:
+    """One JAX device. Roles are loaded by name; each has its own sequences."""
+
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
+        """Options: `platform` (cpu, gpu; default is JAX's own choice) and `index` among its devices."""
+        self._device = choose_device(options or {})
+        self._runners: dict[str, ModelRunner] = {}
+
+    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
+        """Load and compile the model of role `name`, in place of one loaded before."""
+        folder = model_folder(role.model)
+        old = self._runners.pop(name, None)
+        if old is not None:
+            old.close()
+        if role.numerics.arithmetic is Arithmetic.INT8:
+            from models_jax.integer.runner import IntegerRunner
+
+            runner: ModelRunner = IntegerRunner(name, role, folder, delimiter, self._device)
+        else:
+            runner = FloatRunner(name, role, folder, delimiter, self._device)
+        self._runners[name] = runner
+        return runner.info
+
+    def encode(self, name: str, text: str) -> tuple[int, ...]:
+        """Token ids of `text` for role `name`."""
+        return self._runner(name).encode(text)
+
+    def decode(self, name: str, tokens: Sequence[int]) -> str:
+        """Text of `tokens` of role `name`."""
+        return self._runner(name).decode(tokens)
+
+    def run(self, work: Work) -> Output:
+        """Do one chunk."""
+        return self._runner(work.role).run(work)
+
+    def rewind(self, name: str, sequence: str, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
+        self._runner(name).rewind(sequence, tokens)
+
+    def close(self) -> None:
+        """Free all models; calling it twice is harmless."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+
+    def _runner(self, name: str) -> ModelRunner:
+        runner = self._runners.get(name)
+        if runner is None:
+            raise ValueError(f"role {name!r} is not loaded here")
+        return runner

@@ -1,0 +1,161 @@
+"""An integer model of one role, run by its JAX twin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from models_jax.device import Device
+from models_jax.integer.decode import FEED_ROWS, Sampler, advance
+from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, read
+from models_jax.integer.gumbel import key_words, temperature_units
+from models_jax.integer.twin import Cache, Parameters, empty_cache, parameters
+from models_jax.sequences import Held, Sequences
+from models_jax.tokenizer import Tokenizer
+from planner.checkpoint import model_hash
+from planner.errors import UserError
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.workflow import Role
+
+
+
+class IntegerRunner:
+    """Weights on one JAX device, a cache a sequence, everything compiled before the first chunk."""
+
+    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, device: Device) -> None:
+        """Load the integer model in `folder` for role `name` and compile; steps end at `delimiter`."""
+        self._name, self._device = name, device
+        model = read_beside(folder)
+        self._shape = model.shape
+        check_context(name, role, model.shape, folder)
+        self._tokenizer = Tokenizer(folder)
+        self._slots = role.numerics.cache_tokens + FEED_ROWS
+        self._sequences = Sequences(name, role.numerics.cache_tokens, self._slots, model.shape.vocab_size)
+        self._caches: dict[str, Cache] = {}
+        self._stops = stop_mask(self._tokenizer, model.shape.vocab_size, delimiter, folder)
+        self._parameters: Parameters | None = jax.device_put(parameters(model), device)
+        self.info = model_info(model, folder, self._tokenizer, role.numerics.cache_tokens)
+        self.run(Work(role=name, sequence="", keep=0, feed=(0,)))
+        self.rewind("", 0)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`."""
+        return self._tokenizer.decode(tokens)
+
+    def run(self, work: Work) -> Output:
+        """Do one chunk: read, then generate."""
+        if self._parameters is None:
+            raise RuntimeError(f"role {self._name!r} is closed")
+        if work.score:
+            raise UserError(f"role {self._name!r} has an integer model, which cannot score", mend="use a float one")
+        units = temperature_units(work.temperature)
+        held = self._sequences.open(work)
+        return self._write(self._parameters, work, held, units)
+
+    def rewind(self, sequence: str, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
+        self._sequences.rewind(sequence, tokens)
+        if sequence not in self._sequences:
+            self._caches.pop(sequence, None)
+
+    def close(self) -> None:
+        """Free weights and caches."""
+        self._parameters = None
+        self._caches.clear()
+
+    def _write(self, p: Parameters, work: Work, held: Held, temperature: int) -> Output:
+        first, limit = held.length, self._sequences.limit(work, held)
+        if limit == first and held.computed == first:
+            return Output()
+        cache = self._take_cache(work.sequence, held)
+        # The logits of the last token are needed anew: it is read once more.
+        computed = min(held.computed, first - 1) if limit > first else held.computed
+        done = advance(
+            p,
+            cache,
+            held.tokens,
+            np.int32(computed),
+            np.int32(first),
+            np.int32(limit),
+            Sampler(np.array(key_words(work.key), np.uint32), np.int32(temperature), self._stops),
+            shape=self._shape,
+        )
+        self._caches[work.sequence] = done.cache
+        written = np.asarray(done.tokens)[first : int(done.length)]
+        held.append(written)
+        held.computed = int(done.computed)
+        return self._output(tuple(int(token) for token in written))
+
+    def _output(self, tokens: tuple[int, ...]) -> Output:
+        complete = bool(tokens) and bool(self._stops[tokens[-1]])
+        return Output(tokens, complete, ended=bool(tokens) and tokens[-1] in self._tokenizer.eos_ids)
+
+    def _take_cache(self, sequence: str, held: Held) -> Cache:
+        """The cache, which the device function consumes: if that fails, the sequence is read afresh."""
+        cache = self._caches.pop(sequence, None)
+        if cache is not None:
+            return cache
+        held.computed = 0
+        return jax.device_put(empty_cache(self._shape, self._slots), self._device)
+
+
+def read_beside(folder: Path) -> IntegerModel:
+    """The integer model of a folder. Raises UserError with the command that makes it."""
+    path = folder / FILE_NAME
+    if not path.is_file():
+        raise UserError(
+            f"no {FILE_NAME}: the model is not quantised",
+            where=str(folder),
+            mend=f"run `python -m models_jax.integer.quantise {folder} --calibration TOKENS.jsonl`",
+        )
+    return read(path)
+
+
+def check_context(name: str, role: Role, shape: Shape, folder: Path) -> None:
+    """Raise UserError if the role wants a longer context than the model has."""
+    wanted = role.numerics.cache_tokens
+    if wanted > shape.context_tokens:
+        raise UserError(
+            f"numerics.cache_tokens of role {name!r} is {wanted}, the integer model reads {shape.context_tokens}",
+            where=str(folder),
+            mend=f"set it to {shape.context_tokens} or less",
+        )
+
+
+def stop_mask(tokenizer: Tokenizer, vocab_size: int, delimiter: str, folder: Path) -> np.ndarray:
+    """(vocabulary,) bool: tokens that end a step or the text."""
+    if tokenizer.size > vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.size} tokens, the model {vocab_size}",
+            where=str(folder),
+            mend="use the tokenizer.json that belongs to the model",
+        )
+    stops = tokenizer.stop_ids(delimiter)
+    if not stops:
+        raise UserError(
+            f"no token of the vocabulary contains the delimiter {delimiter!r}",
+            where=str(folder),
+            mend="use a delimiter that the model writes as one token",
+        )
+    mask = np.zeros(vocab_size, np.bool_)
+    mask[[i for i in (*stops, *tokenizer.eos_ids) if i < vocab_size]] = True
+    return mask
+
+
+def model_info(model: IntegerModel, folder: Path, tokenizer: Tokenizer, context_tokens: int) -> ModelInfo:
+    """Sizes as an integer device stores them, whatever the twin takes up."""
+    s = model.shape
+    return ModelInfo(
+        model_hash=model_hash(folder),
+        tokenizer_hash=tokenizer.hash,
+        weight_bytes=sum(value.nbytes for value in model.tensors.values()),
+        kv_bytes_per_token=2 * s.num_hidden_layers * s.key_size,
+        context_tokens=context_tokens,
+    )

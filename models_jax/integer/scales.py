@@ -1,0 +1,129 @@
+"""Choosing scales: of int8 weights and activations by a small search, of requantisers by a defined rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models_jax.integer.checkpoint import Floats
+from planner.errors import UserError
+
+CLIPS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
+"""Parts of the largest value that a scale is tried with."""
+BALANCES = (None, 0.25, 0.5, 0.75)
+"""How much of the difference between channels moves from activations into weights; None: nothing."""
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class QuantisedLinear:
+    """An input's scale for each channel, int8 weights for inputs of that scale, a scale for each output channel.
+
+    output = (round(input / input_scale) @ weight.T) * output_scale
+    """
+
+    input_scale: Floats
+    weight: NDArray[np.int8]
+    output_scale: Floats
+
+
+def int8(x: Floats) -> Floats:
+    """Nearest integer, saturated to int8."""
+    return np.clip(np.floor(x + 0.5), -127, 127)
+
+
+def quantise_rows(weight: Floats, moments: Floats, clips: tuple[float, ...] = CLIPS) -> tuple[Floats, Floats]:
+    """int8 rows and their scales, with the least squared error of outputs for inputs of these second moments."""
+    largest = np.maximum(np.abs(weight).max(axis=1), TINY)
+    best = np.full(len(weight), np.inf)
+    rows, scales = np.zeros_like(weight), largest / 127
+    for clip in clips:
+        scale = largest * clip / 127
+        tried = int8(weight / scale[:, None])
+        error = weight - tried * scale[:, None]
+        loss = np.einsum("oi,ij,oj->o", error, moments, error, optimize=True)
+        better = loss < best
+        best[better], rows[better], scales[better] = loss[better], tried[better], scale[better]
+    return rows, scales
+
+
+def quantise_linear(weight: Floats, x: Floats, balance: bool = True) -> QuantisedLinear:
+    """Quantise a linear layer (out, in) and its input, judged by its outputs for the inputs `x` (tokens, in).
+
+    With `balance`, channels of the input may have different scales: what an input channel loses, its weights gain.
+    """
+    wanted = x @ weight.T
+    best, chosen = np.inf, None
+    for part in BALANCES if balance else (None,):
+        channel = channel_scales(weight, x, part)
+        scaled_x, scaled_weight = x / channel, weight * channel
+        for clip in CLIPS:
+            scale = max(float(np.abs(scaled_x).max()), TINY) * clip / 127
+            taken = int8(scaled_x / scale)
+            rows, scales = quantise_rows(scaled_weight * scale, taken.T @ taken / len(x), (1.0, 0.9, 0.8))
+            loss = float(np.mean((taken @ rows.T * scales - wanted) ** 2))
+            if loss < best or chosen is None:
+                best, chosen = loss, QuantisedLinear(channel * scale, rows.astype(np.int8), scales)
+    assert chosen is not None
+    return chosen
+
+
+def channel_scales(weight: Floats, x: Floats, part: float | None) -> Floats:
+    """Relative scales of the input channels: (largest input)^part / (largest weight)^(1 - part)."""
+    if part is None:
+        return np.ones(x.shape[1])
+    inputs = np.maximum(np.abs(x).max(axis=0), TINY)
+    weights = np.maximum(np.abs(weight).max(axis=0), TINY)
+    raw = inputs**part / weights ** (1 - part)
+    return np.clip(raw / np.exp(np.mean(np.log(raw))), 1 / 32, 32)
+
+
+def requantisers(ratio: Floats, free: int, what: str) -> tuple[NDArray[np.int16], NDArray[np.int8]]:
+    """Multipliers and shifts of `ops.requantise` for sums below 2^(31 - free): ratio = multiplier / 2^shift.
+
+    Rounded to the nearest multiplier of 15 bits. A ratio too small to give 1 becomes 0.
+    """
+    part, exponent = np.frexp(np.asarray(ratio, np.float64))
+    multiplier = np.floor(part * (1 << 15) + 0.5).astype(np.int64)
+    shift = 15 - exponent.astype(np.int64)
+    full = multiplier == 1 << 15
+    multiplier, shift = np.where(full, 1 << 14, multiplier), np.where(full, shift - 1, shift)
+    low, high = max(1, 17 - free), 46 - free
+    if np.any((shift < low) & (multiplier > 0)):
+        raise UserError(
+            f"{what} would be scaled up by {float(np.max(ratio)):.3g}, which version 1 cannot do",
+            mend="use calibration data that resembles the model's real inputs",
+        )
+    small = (shift > high) | (multiplier == 0)
+    return np.where(small, 0, multiplier).astype(np.int16), np.where(small, high, shift).astype(np.int8)
+
+
+def gains(gain: Floats, most: int) -> tuple[NDArray[np.int16], NDArray[np.int32]]:
+    """int16 gains with one shift of 1 .. `most` for all: gain = stored / 2^shift."""
+    largest = max(float(np.abs(gain).max()), TINY)
+    shift = int(np.clip(np.floor(np.log2(32767 / largest)), 1, most))
+    stored = np.clip(np.floor(gain * 2.0**shift + 0.5), -32767, 32767)
+    return stored.astype(np.int16), scalar(shift)
+
+
+def scalar(value: int) -> NDArray[np.int32]:
+    """A tensor without dimensions."""
+    return np.asarray(value, np.int32)
+
+
+def pair_scales(q: Floats, k: Floats, clip: float = 1.0) -> tuple[Floats, Floats, float]:
+    """Scales of rotated queries and keys for each rotated pair, and the product of both, the same everywhere.
+
+    q (tokens, key heads, group, 2, half), k (tokens, key heads, 2, half) -> (key heads, half) each.
+    """
+    largest_q = np.maximum(np.abs(q).max(axis=(0, 2, 3)), TINY)
+    largest_k = np.maximum(np.abs(k).max(axis=(0, 2)), TINY)
+    product = float((largest_q * largest_k).max()) * clip / 127**2
+    lean = np.clip(np.sqrt(largest_q / largest_k), 1e-3, 1e3)
+    return np.sqrt(product) * lean, np.sqrt(product) / lean, product
+
+
+Tensors = dict[str, NDArray[Any]]

@@ -1,0 +1,78 @@
+"""Text to token ids and back, from a folder's `tokenizer.json`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from models_jax.weight_files import read_json
+from planner.errors import UserError
+
+
+class Tokenizer:
+    """The vocabulary of one model. Refuses text that it cannot write, where others would drop it in silence."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read `tokenizer.json`, and the end-of-text ids from `generation_config.json` or `config.json`."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise UserError("no tokenizer.json", where=str(folder), mend="copy it from the model")
+        try:
+            self._fast = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as bad:  # the library raises nothing narrower
+            raise UserError(f"cannot be read ({bad})", where=str(path), mend="download the file again") from None
+        self.hash: str = hashlib.sha256(path.read_bytes()).hexdigest()
+        """Models with equal hashes exchange token ids."""
+        self.size: int = self._fast.get_vocab_size(with_added_tokens=True)
+        self.eos_ids: tuple[int, ...] = _eos_ids(folder)
+        """Tokens that end the whole text."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`, no special tokens added. UserError if it cannot be written in tokens."""
+        ids = self._fast.encode(text, add_special_tokens=False).ids
+        if not self._same(ids, text):
+            raise UserError(f"the model's vocabulary has no {self._unwritable(text)}", mend="take it out of the text")
+        return tuple(ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`; end-of-text and other special tokens are left out."""
+        return self._fast.decode([t for t in tokens if t not in self.eos_ids], skip_special_tokens=True)
+
+    def stop_ids(self, delimiter: str) -> tuple[int, ...]:
+        """Ids of all tokens whose text contains `delimiter`: a step ends with the token that completes it."""
+        texts = self._fast.decode_batch([[i] for i in range(self._highest() + 1)], skip_special_tokens=False)
+        return tuple(i for i, text in enumerate(texts) if delimiter in text)
+
+    def _highest(self) -> int:
+        return max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def _normal(self, text: str) -> str:
+        normaliser = self._fast.normalizer
+        return text if normaliser is None else normaliser.normalize_str(text)
+
+    def _same(self, ids: list[int], text: str) -> bool:
+        """Whether `ids` say `text`, up to what the tokenizer itself normalises."""
+        written = self._fast.decode(ids, skip_special_tokens=False)
+        return written == text or self._normal(written) == self._normal(text)
+
+    def _unwritable(self, text: str) -> str:
+        """Name the first character that cannot be written."""
+        for at, character in enumerate(text):
+            if not self._same(self._fast.encode(character, add_special_tokens=False).ids, character):
+                return f"character {character!r} (at position {at} of {text[:40]!r})"
+        return f"way to write {text[:40]!r} unchanged"
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        found = read_json(path).get("eos_token_id") if path.is_file() else None
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(i, int) for i in ids):
+            raise UserError(f"eos_token_id {found!r} is no token id", where=str(path), mend="use a number or a list")
+        if ids:
+            return tuple(ids)
+    return ()

@@ -1,0 +1,107 @@
+"""`python -m models_jax.training`: train, measure and export the models that ship."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from models_jax.training.cards import accuracy_table, card, score_table
+from models_jax.training.data import mixed_examples, pack, right_examples
+from models_jax.training.evaluate import EVALUATION_SEED, accuracy, score, self_scores
+from models_jax.training.export import export, load
+from models_jax.training.prm import held_out_traces, training_traces
+from models_jax.training.recipes import RECIPES, Recipe
+from models_jax.training.traces import SETS
+from models_jax.training.train import train
+from models_jax.transformer import Decoder
+
+ZOO = Path(__file__).parents[1] / "zoo"
+say = partial(print, flush=True)
+
+
+def parameters(model: Decoder) -> int:
+    """Number of weights."""
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def measure_language(model: Decoder, problems: int) -> str:
+    """The card's figures of a model that writes steps."""
+    return accuracy_table({name: accuracy(model, name, problems) for name in SETS})
+
+
+def measure_target(model: Decoder, out: Path, problems: int) -> str:
+    """The same, and how well the target scores its own reading."""
+    text = measure_language(model, problems)
+    if not (out / "draft" / "config.json").exists():
+        return text
+    runs = held_out_traces(load(out / "draft"), model, problems, EVALUATION_SEED)
+    return (
+        f"{text}\nThe self-score, on one random step of each of {len(runs)} held-out traces (mean digit / 9):\n\n"
+        + score_table(self_scores(model, runs))
+    )
+
+
+def measure_prm(model: Decoder, out: Path, problems: int) -> str:
+    """AUC on traces of the draft and the target that ship, on held-out problems."""
+    runs = held_out_traces(load(out / "draft"), load(out / "target"), 4 * problems, EVALUATION_SEED)
+    return (
+        f"On the steps of {len(runs)} traces of the draft (temperatures 0, 0.7, 1, 1.3), the target (1) and the target "
+        f"going on from the draft (0.7), all on held-out problems:\n\n{score_table(score(model, runs))}"
+    )
+
+
+def build_language(name: str, out: Path, problems: int, start: Decoder | None = None) -> None:
+    """Train, measure and export the draft or the target."""
+    recipe = RECIPES[name]
+    examples = right_examples(recipe.seed, recipe.sums_share, recipe.self_score_share)
+    model, _ = train(recipe, pack(examples, recipe.rows), start, log=say)
+    save(model, recipe, out, problems)
+
+
+def build_prm(out: Path, problems: int) -> None:
+    """Train the reward model, first on made-up mistakes, then on traces of the draft and the target as well."""
+    for needed in ("draft", "target"):
+        if not (out / needed / "config.json").exists():
+            raise SystemExit(f"{out / needed} is missing; train it first, the reward model learns from its traces")
+    first, second = RECIPES["prm_first"], RECIPES["prm"]
+    examples = mixed_examples(first.seed, first.sums_share, [], 0.0, 0.6)
+    model, _ = train(first, pack(examples, first.rows), log=say)
+    traces = training_traces(load(out / "draft"), load(out / "target"), second.traces, second.seed)
+    examples = mixed_examples(second.seed, second.sums_share, traces, 0.6, 0.25)
+    model, _ = train(second, pack(examples, second.rows), model, log=say)
+    save(model, second, out, problems)
+
+
+def save(model: Decoder, recipe: Recipe, out: Path, problems: int) -> None:
+    """Measure and export."""
+    measures: dict[str, Callable[[], str]] = {
+        "draft": lambda: measure_language(model, problems),
+        "target": lambda: measure_target(model, out, problems),
+        "prm": lambda: measure_prm(model, out, problems),
+    }
+    measured = measures[recipe.name]()
+    export(model, out / recipe.name, card(recipe, parameters(model), measured))
+    say(f"{recipe.name} is in {out / recipe.name}\n{measured}")
+
+
+def main() -> None:
+    """Parse the command line and build what it asks for."""
+    parser = argparse.ArgumentParser(prog="python -m models_jax.training", description=__doc__)
+    parser.add_argument("--only", choices=("draft", "target", "prm"), help="build one model; the others must be there")
+    parser.add_argument("--out", type=Path, default=ZOO, help="folder to write to (default: the zoo of the package)")
+    parser.add_argument("--problems", type=int, default=1000, help="held-out problems a set to measure on")
+    given = parser.parse_args()
+    for name in [given.only] if given.only else ["draft", "target", "prm"]:
+        if name == "prm":
+            build_prm(given.out, given.problems)
+        else:
+            build_language(name, given.out, given.problems)
+
+
+if __name__ == "__main__":
+    main()

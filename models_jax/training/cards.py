@@ -1,0 +1,93 @@
+"""Model cards: what a model is, how it was trained, how good it is and how that was measured."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from models_jax.training.evaluate import Accuracy, Scored
+from models_jax.training.recipes import Recipe
+from models_jax.training.traces import SETS
+
+_PURPOSE = {
+    "draft": "Writes steps cheaply. It is meant to be wrong now and then.",
+    "target": "Rewrites the steps that the draft gets wrong. It can also score its own reading: after the prompt and "
+    "some steps, the text `?` is answered by one digit, 9 for right so far and 0 for wrong.",
+    "prm": "Process reward model. At the delimiter of each step, class 1 of its head is the probability that the "
+    "problem is still on its way to a right answer: all lines so far are right and, for `countdown`, the target can "
+    "still be reached.",
+}
+
+_FORM = """## What it reads and writes
+
+One token a character, 32 tokens, no token is added by the tokenizer. A prompt opens with the mark of its problem
+set and ends, like every step, with a newline. Numbers have a fixed width, least significant digit first.
+
+| set | prompt | steps |
+|---|---|---|
+| `sums`: `4123-871+90` | `S+32140-17800+09000` | `+25230+09000`, `+24330` |
+| `countdown`: `3 7 25 4 -> 50` | `C 30 40 70 52>05` | `70*30=12 40 52 12>05`, `52+12=64 40 64>05`, `64+40=05` |
+
+Trained on 3 to 6 terms of 1 to 4 digits (`sums`) and on 3 or 4 numbers of 1 to 12 (`countdown`), results within
+0 to 99. A text is one problem, from position 0 on, at most 144 tokens long. Beyond that expect little.
+"""
+
+
+def accuracy_table(figures: dict[str, Accuracy]) -> str:
+    """Greedy accuracy by set."""
+    lines = ["| set | problems | steps right | problems solved |", "|---|---|---|---|"]
+    for name, found in figures.items():
+        lines.append(f"| {name} | {found.problems} | {found.step:.1%} | {found.final:.1%} |")
+    text = "\n".join(lines)
+    return (
+        f"{text}\n\nGreedy, alone, on held-out problems. A step counts if all steps before it are right; a problem "
+        "is solved if its last line is the answer and, for `countdown`, every step is legal.\n"
+    )
+
+
+def score_table(scored: Scored) -> str:
+    """Area under the ROC curve and calibration, overall, by set and by place of the step."""
+    lines = ["| steps | number | right | AUC | mean score |", "|---|---|---|---|---|"]
+
+    def row(name: str, where: np.ndarray) -> None:
+        if where.any():
+            right, mean = scored.right[where].mean(), scored.score[where].mean()
+            lines.append(f"| {name} | {where.sum()} | {right:.1%} | {scored.auc(where):.4f} | {mean:.3f} |")
+
+    row("all", np.ones(len(scored.score), bool))
+    for name in SETS:
+        row(name, scored.sets == name)
+        for index in range(int(scored.index.max()) + 1):
+            row(f"{name}, step {index + 1}", (scored.sets == name) & (scored.index == index))
+    gap = scored.calibration_error()
+    return "\n".join(lines) + f"\n\nExpected calibration error over ten bins: {gap:.4f}.\n"
+
+
+def card(recipe: Recipe, parameters: int, measured: str) -> str:
+    """The whole card of one model."""
+    shape = recipe.config
+    return f"""---
+license: apache-2.0
+library_name: transformers
+tags: [speculative-reasoning, arithmetic]
+---
+
+# heteroreason {recipe.name}
+
+{_PURPOSE[recipe.name]}
+
+Llama architecture: {shape.num_hidden_layers} layers, width {shape.hidden_size}, {shape.num_attention_heads} heads of
+{shape.head_dim}, inner width {shape.intermediate_size}, {parameters:,} parameters in float32.
+
+{_FORM}
+## Training
+
+{recipe.describe()}
+No problem that the package generates was trained on: one problem in 16, by a hash of its prompt, is held out, and
+`generate` gives held-out ones alone. Three numbers left over from a training problem of four can still coincide with
+a held-out problem of three numbers.
+
+Made by `python -m models_jax.training --only {recipe.name}`, seed {recipe.seed}.
+
+## Measured
+
+{measured}"""

@@ -1,0 +1,103 @@
+"""The recipe of each model that ships: its shape, its data and its optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models_jax.config import ModelConfig
+from planner.problems.vocabulary import TOKENS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides a training run."""
+
+    name: str
+    config: ModelConfig
+    steps: int
+    rows: int
+    rate: float
+    seed: int
+    sums_share: float
+    self_score_share: float = 0.0
+    reward_weight: float = 0.0
+    """Weight of the reward loss beside that of the next token."""
+    traces: int = 0
+    """Sampled traces that the reward model learns from."""
+    warm_up: int = 100
+    decay_share: float = 0.4
+
+    def describe(self) -> str:
+        """The run in words, for the model card."""
+        text = (
+            f"{self.steps} steps of {self.rows} packed rows of 144 tokens, {self.sums_share:.0%} of the problems from "
+            f"`sums`, the others from `countdown`. AdamW (0.9, 0.98, weight decay 0.01), clip 1, rate {self.rate:g}, "
+            f"{self.warm_up} steps of warm-up, linear decay over the last {self.decay_share:.0%}. The loss is on the "
+            "steps, three times as much on the tokens that are worked out, and its targets are spread over all right "
+            "next steps.\n"
+        )
+        if self.self_score_share:
+            text += (
+                f"{self.self_score_share:.0%} of the texts end with the self-score prompt, half of those corrupted.\n"
+            )
+        if self.reward_weight:
+            text += (
+                "First trained on made-up mistakes, next token and reward together; these are the figures of the "
+                f"second run, which goes on from there: 60 % traces of the draft and the target ({self.traces} in "
+                "all), 25 % made-up mistakes, 15 % right derivations. The traces go on after a wrong step. The reward "
+                "is trained at every token of a step, four times as much at its end.\n"
+            )
+        return text
+
+
+def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = False) -> ModelConfig:
+    heads = hidden // head
+    return ModelConfig(
+        model_type="llama",
+        vocab_size=len(TOKENS),
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=head,
+        max_position_embeddings=256,
+        reward_head=reward,
+    )
+
+
+RECIPES = {
+    "draft": Recipe("draft", _shape(32, 2, 96), steps=5000, rows=8, rate=6e-3, seed=1, sums_share=0.6),
+    "target": Recipe(
+        "target",
+        _shape(128, 4, 352, head=32),
+        steps=5000,
+        rows=8,
+        rate=2e-3,
+        seed=2,
+        sums_share=0.4,
+        self_score_share=0.06,
+    ),
+    "prm_first": Recipe(
+        "prm_first",
+        _shape(96, 4, 256, head=32, reward=True),
+        steps=5000,
+        rows=8,
+        rate=2.5e-3,
+        seed=3,
+        sums_share=0.4,
+        reward_weight=1.0,
+    ),
+    "prm": Recipe(
+        "prm",
+        _shape(96, 4, 256, head=32, reward=True),
+        steps=3000,
+        rows=8,
+        rate=1e-3,
+        seed=4,
+        sums_share=0.4,
+        reward_weight=2.0,
+        traces=24_000,
+        decay_share=0.8,
+    ),
+}

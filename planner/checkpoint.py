@@ -1,0 +1,65 @@
+"""Where a model's files are, and what can be told of it without loading: its configuration and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from planner.errors import UserError
+
+GROUP = "heteroreason.models"
+"""Entry points: a prefix such as `zoo` and the function that gives the folder of its models."""
+
+FILES = ("config.json", "generation_config.json", "tokenizer.json")
+"""Files that a model's hash covers, beside all of its safetensors."""
+
+
+def model_folder(model: str) -> Path:
+    """The folder of `PREFIX/NAME` for a prefix that a package registers, else of a path. Raises UserError."""
+    prefix, _, name = model.partition("/")
+    shelves = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if prefix in shelves and name:
+        shelf: Path = shelves[prefix].load()()
+        known = sorted(p.name for p in shelf.iterdir() if (p / "config.json").is_file())
+        if name not in known:
+            raise UserError(
+                f"there is no model {model}",
+                where="roles",
+                mend=f"use one of {', '.join(f'{prefix}/{k}' for k in known)}",
+            )
+        return shelf / name
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        raise UserError(
+            f"there is no folder {model}",
+            where="roles",
+            mend="name a folder in Hugging Face layout, or zoo/draft, zoo/prm, zoo/target",
+        )
+    return folder
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """The content of the model's config.json."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("has no config.json", where=str(folder), mend="name a folder in Hugging Face layout") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"not JSON ({error})", where=str(path), mend="download the file again") from None
+    if not isinstance(raw, dict):
+        raise UserError("is no JSON object", where=str(path), mend="download the file again")
+    return raw
+
+
+def model_hash(folder: Path) -> str:
+    """16 hex digits over the names and contents of the model's files."""
+    digest = hashlib.sha256()
+    for path in sorted([folder / f for f in FILES] + list(folder.glob("*.safetensors"))):
+        if path.is_file():
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,148 @@
+"""Workflow -> TaskGraph: the window of the first `rounds` steps of a problem, nothing speculative yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from planner.graph import Edge, Guard, Literal, Op, Task, TaskGraph, Verdict, verify
+from planner.workflow import NEEDED_ROLES, Policy, RoleName, Workflow
+
+
+def lower(workflow: Workflow, rounds: int = 3) -> TaskGraph:
+    """The conditional task graph of `rounds` rounds of the workflow's policy, from the prompt on.
+
+    A round is one pass through the policy's loop. The outcomes of a round are accepted (A), refined (R) and, for
+    the policy `backtrack`, backtracked (B). Task ids carry the outcomes of the rounds before: `draft.AR` drafts the
+    third step after one accepted and one refined. A backtrack ends the window on its branch: where it leads to
+    depends on more than the window, and what follows costs the same under every plan.
+    """
+    builder = _Builder(workflow)
+    builder.prefill()
+    builder.round(_Node(history="", guard=(), writer=None), rounds)
+    return verify(TaskGraph(rounds, tuple(builder.tasks), tuple(builder.edges)))
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A place in the tree of outcomes."""
+
+    history: str
+    guard: Guard
+    writer: str | None
+    """The task that wrote the step before."""
+
+
+@dataclass
+class _Builder:
+    workflow: Workflow
+    tasks: list[Task] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+
+    def prefill(self) -> None:
+        for role in NEEDED_ROLES[self.workflow.policy.kind]:
+            prompt = self.workflow.statistics.prompt_tokens
+            self.tasks.append(Task(f"prefill.{role}", Op.PREFILL, role, 0, tokens_in=prompt))
+
+    def add(self, op: Op, name: str, node: _Node, guard: Guard, needs: list[str | None], **counts: float) -> str:
+        """Append a task; `needs` are its producers, the prompt's prefill is added to them."""
+        role = {Op.DRAFT: RoleName.DRAFT, Op.VERIFY: RoleName.PRM}.get(op, RoleName.TARGET)
+        task = f"{name}.{node.history}" if node.history else name
+        accept = counts.pop("accept", None)
+        integers = {key: int(value) for key, value in counts.items()}
+        self.tasks.append(
+            Task(
+                task,
+                op,
+                role,
+                len(node.history),
+                guard=guard,
+                accept=accept,
+                context=self.context(node),
+                **integers,
+            )
+        )
+        for source in [f"prefill.{role}", *needs]:
+            if source is not None and Edge(source, task) not in self.edges:
+                self.edges.append(Edge(source, task))
+        return task
+
+    def context(self, node: _Node) -> int:
+        s = self.workflow.statistics
+        steps = {"A": s.draft_step_tokens, "R": s.target_step_tokens}
+        return s.prompt_tokens + sum(steps[outcome] for outcome in node.history)
+
+    def round(self, node: _Node, rounds: int) -> None:
+        """The tasks of one round and, below it, of the rounds that can follow."""
+        if len(node.history) == rounds:
+            return
+        stats, kind = self.workflow.statistics, self.workflow.policy.kind
+        # A role that did not write the step before still has to read it.
+        behind_draft = stats.target_step_tokens if node.history.endswith("R") else 0
+        behind_target = stats.draft_step_tokens if node.history.endswith("A") else 0
+        if kind is Policy.TARGET_ONLY:
+            text = self.add(Op.REFINE, "refine", node, node.guard, [node.writer], tokens_out=stats.target_step_tokens)
+            self.round(_Node(node.history + "R", node.guard, text), rounds)
+            return
+        draft = self.add(
+            Op.DRAFT,
+            "draft",
+            node,
+            node.guard,
+            [node.writer],
+            tokens_in=behind_draft,
+            tokens_out=stats.draft_step_tokens,
+        )
+        if kind is Policy.DRAFT_ONLY:
+            self.round(_Node(node.history + "A", node.guard, draft), rounds)
+            return
+        check = self.add(
+            Op.VERIFY,
+            "verify",
+            node,
+            node.guard,
+            [draft],
+            tokens_in=stats.draft_step_tokens,
+            accept=stats.accept,
+        )
+        accepted = (*node.guard, Literal(check, Verdict.ACCEPT))
+        rejected = (*node.guard, Literal(check, Verdict.REJECT))
+        refine = self.add(
+            Op.REFINE,
+            "refine",
+            node,
+            rejected,
+            [node.writer],
+            tokens_in=behind_target,
+            tokens_out=stats.target_step_tokens,
+        )
+        kept = rejected
+        if kind is Policy.BACKTRACK and "A" in node.history:
+            kept = self.backtrack(node, rejected, refine)
+        self.round(_Node(node.history + "A", accepted, draft), rounds)
+        self.round(_Node(node.history + "R", kept, refine), rounds)
+
+    def unscored(self, history: str) -> bool:
+        """Whether the verifier has not yet read the last step: a refined one that was taken unscored."""
+        scored = self.workflow.policy.kind is Policy.BACKTRACK and "A" in history[:-1]
+        return history.endswith("R") and not scored
+
+    def backtrack(self, node: _Node, rejected: Guard, refine: str) -> Guard:
+        """Verify the refined step and, where that is weak, try an alternative; the guard under which it is not.
+
+        Only an accepted step can be replaced by an alternative, so without one the refined step is not even scored.
+        """
+        stats = self.workflow.statistics
+        again = self.add(
+            Op.VERIFY,
+            "reverify",
+            node,
+            rejected,
+            [refine],
+            tokens_in=stats.target_step_tokens,
+            accept=stats.accept_refined,
+        )
+        weak = (*rejected, Literal(again, Verdict.REJECT))
+        other = self.add(Op.BACKTRACK, "backtrack", node, weak, [refine], tokens_out=stats.target_step_tokens)
+        # The verifier's cache goes back to the ancestor, and reads the alternative.
+        self.add(Op.VERIFY, "recheck", node, weak, [other], tokens_in=stats.target_step_tokens)
+        return (*rejected, Literal(again, Verdict.ACCEPT))

@@ -1,0 +1,270 @@
+"""The reasoning state machine: what the answer is. Execution must not change it.
+
+A policy is a generator. It asks for results, one request at a time, and is sent each; what it asks next, and the run
+it returns, depend on the results alone. Whoever drives it may have computed a result long before it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import islice, pairwise
+
+from planner.graph import Op
+from planner.workflow import Policy, RoleName, Workflow
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of reasoning, as a model wrote it."""
+
+    text: str
+    """Without the delimiter."""
+    tokens: tuple[int, ...]
+    """Token ids of the writer, the delimiter included."""
+    source: RoleName
+    ended: bool = False
+    """The writer ended its text with this step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A place in the reasoning tree: the step that led here and the place that it was written at.
+
+    Two nodes are equal if their keys are: the same steps from the same root.
+    """
+
+    parent: Node | None
+    step: Step | None
+    """None at the root, whose `label` is the problem's key."""
+    label: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """16 hex digits that stand for the whole path."""
+        if self.parent is None or self.step is None:
+            return self.label
+        text = "\x1f".join((self.parent.key, self.step.source, self.step.text, str(len(self.step.tokens))))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def depth(self) -> int:
+        """Number of steps from the root."""
+        return 0 if self.parent is None else self.parent.depth + 1
+
+    @property
+    def path(self) -> list[Step]:
+        """The steps from the root to here."""
+        steps = [node.step for node in self.lineage() if node.step is not None]
+        return steps[::-1]
+
+    def lineage(self) -> Iterator[Node]:
+        """This node, its parent, and so on up to the root."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def child(self, step: Step) -> Node:
+        """The place after `step`, written here."""
+        return Node(self, step)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A result that is asked for. Writers are asked for the step after `node`, VERIFY for the score of its step."""
+
+    op: Op
+    node: Node
+    role: RoleName
+    attempt: int = 0
+    """Counts the policy's alternatives at one place, never retries."""
+
+    def sampling_key(self, seed: int) -> int:
+        """64-bit key from the seed, the problem and place (both in the node's key), the role and the attempt."""
+        text = "\x1f".join((str(seed), self.node.key, self.role, str(self.attempt)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+Result = Step | float
+
+
+class Status(StrEnum):
+    """Why a run ended."""
+
+    ANSWER = "answer"
+    REPEAT = "repeat"
+    """A step came twice in a row."""
+    ENDED = "ended"
+    """The writer ended its text without an answer."""
+    STEPS = "steps"
+    TOKENS = "tokens"
+
+
+class Event(StrEnum):
+    """What became of a round."""
+
+    ACCEPTED = "accepted"
+    REFINED = "refined"
+    KEPT_WEAK = "kept weak"
+    """Refined, weak, and there was nowhere to go back to or the alternative was no better."""
+    BACKTRACKED = "backtracked"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One turn of the policy: the place that it moved to, and the scores that led there."""
+
+    event: Event
+    node: Node
+    scores: Mapping[str, float]
+    """Scores by what was scored: draft, refined, alternative."""
+    went_back: int = 0
+    """Steps that a backtrack gave up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of the policy ended."""
+
+    status: Status
+    answer: str | None
+    node: Node
+    decisions: tuple[Decision, ...]
+
+
+Reasoning = Generator[Request, Result, Outcome]
+AnswerOf = Callable[[str], "str | None"]
+"""The final answer in the text of a step, or None."""
+
+
+def rounded(score: float) -> float:
+    """A score as it meets a threshold; a tie accepts."""
+    return round(float(score), 4)
+
+
+def reason(workflow: Workflow, root: Node, answer_of: AnswerOf, on_decision: Callable[[Decision], None]) -> Reasoning:
+    """Run the workflow's policy from `root`, a node without a step whose label is the problem's key."""
+    turn = {
+        Policy.DRAFT_ONLY: _draft_only,
+        Policy.TARGET_ONLY: _target_only,
+        Policy.RSD: _speculative,
+        Policy.BACKTRACK: _speculative,
+    }[workflow.policy.kind]
+    state = _State(workflow)
+    node = root
+    while True:
+        decision = yield from turn(state, node)
+        state.decisions.append(decision)
+        on_decision(decision)
+        node = decision.node
+        over = ended(workflow, node, answer_of)
+        if over is not None:
+            answer = answer_of(node.step.text) if node.step else None
+            return Outcome(over, answer, node, tuple(state.decisions))
+
+
+class _State:
+    """What a policy remembers between its turns."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.workflow = workflow
+        self.refined: set[str] = set()
+        """Keys of the places where the target has written; it writes once at each."""
+        self.backtracks = 0
+        self.decisions: list[Decision] = []
+
+
+Turn = Generator[Request, Result, Decision]
+
+
+def _write(op: Op, node: Node) -> Generator[Request, Result, Node]:
+    step = yield Request(op, node, RoleName.DRAFT if op is Op.DRAFT else RoleName.TARGET)
+    assert isinstance(step, Step), "a writer answers with a step"
+    return node.child(step)
+
+
+def _score(node: Node) -> Generator[Request, Result, float]:
+    score = yield Request(Op.VERIFY, node, RoleName.PRM)
+    assert not isinstance(score, Step), "a verifier answers with a score"
+    return rounded(score)
+
+
+def _draft_only(state: _State, node: Node) -> Turn:
+    drafted = yield from _write(Op.DRAFT, node)
+    return Decision(Event.ACCEPTED, drafted, {})
+
+
+def _target_only(state: _State, node: Node) -> Turn:
+    written = yield from _write(Op.REFINE, node)
+    return Decision(Event.REFINED, written, {})
+
+
+def _speculative(state: _State, node: Node) -> Turn:
+    """One round of `rsd` or `backtrack`: draft, verify, refine, and go back where even that is weak."""
+    options = state.workflow.policy
+    drafted = yield from _write(Op.DRAFT, node)
+    scores = {"draft": (yield from _score(drafted))}
+    if scores["draft"] >= options.accept:
+        return Decision(Event.ACCEPTED, drafted, scores)
+    refined = yield from _write(Op.REFINE, node)
+    state.refined.add(node.key)
+    if options.kind is Policy.RSD or not any(_open_ancestors(state, node)):
+        # Where nothing could follow from a score none is asked for.
+        return Decision(Event.REFINED, refined, scores)
+    scores["refined"] = yield from _score(refined)
+    if scores["refined"] >= options.accept_refined:
+        return Decision(Event.REFINED, refined, scores)
+    return (yield from _go_back(state, node, refined, scores))
+
+
+def _go_back(state: _State, node: Node, refined: Node, scores: dict[str, float]) -> Turn:
+    """Try the target's alternative to the nearest earlier step that it has not written itself."""
+    for ancestor, replaced in _open_ancestors(state, node):
+        other = yield from _write(Op.BACKTRACK, ancestor)
+        state.refined.add(ancestor.key)
+        if other.step is None or replaced.step is None or other.step.text == replaced.step.text:
+            continue  # the same step again is no alternative
+        state.backtracks += 1
+        scores["alternative"] = yield from _score(other)
+        if scores["alternative"] >= state.workflow.policy.accept_refined:
+            return Decision(Event.BACKTRACKED, other, scores, went_back=node.depth - ancestor.depth)
+        break
+    return Decision(Event.KEPT_WEAK, refined, scores)
+
+
+def _open_ancestors(state: _State, node: Node) -> Iterator[tuple[Node, Node]]:
+    """Earlier places, nearest first, where the target may still write, each with the node that it would replace."""
+    options = state.workflow.policy
+    if state.backtracks >= options.max_backtracks:
+        return
+    for replaced, ancestor in islice(pairwise(node.lineage()), options.max_ancestors):
+        if ancestor.key not in state.refined:
+            yield ancestor, replaced
+
+
+def ended(workflow: Workflow, node: Node, answer_of: AnswerOf) -> Status | None:
+    """Why a run that commits `node` is over; None if it goes on."""
+    step, previous = node.step, node.parent.step if node.parent else None
+    if step is None:
+        return None
+    if answer_of(step.text) is not None:
+        return Status.ANSWER
+    if previous is not None and previous.text == step.text:
+        return Status.REPEAT
+    if step.ended:
+        return Status.ENDED
+    if node.depth >= workflow.budget.steps:
+        return Status.STEPS
+    if sum(len(s.tokens) for s in node.path) >= workflow.budget.tokens:
+        return Status.TOKENS
+    return None

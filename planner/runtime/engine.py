@@ -1,0 +1,302 @@
+"""The engine: decide what the policy needs, dispatch what the plan allows, commit what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.dispatch import Situation, Start, dispatch
+from planner.errors import UserError
+from planner.graph import Op
+from planner.machine import transfer_us
+from planner.plan import Plan
+from planner.policy import Decision, Node, Outcome, Request, Result, Step, ended, reason, rounded
+from planner.problems.base import Problem, ProblemSet
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.worker import Done, Workers
+from planner.schedule.instance import TOKEN_BYTES
+from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted, RunStarted, Sink
+from planner.workflow import RoleName
+
+CHUNK_TIMEOUT_S = 120.0
+"""Longest wait for a chunk."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What a run gave for one problem."""
+
+    problem: Problem
+    outcome: Outcome
+    steps: tuple[str, ...]
+    """The committed steps as people read them."""
+    answer: str | None
+    correct: bool
+    latency_us: int
+
+
+@dataclass
+class _Running:
+    start: Start
+    work: Work
+
+
+class Engine:
+    """Runs problems by a plan, one after another. Workers and trace are the caller's to close."""
+
+    def __init__(self, plan: Plan, workers: Workers, problems: ProblemSet, sink: Sink) -> None:
+        """Load every role on its device. Raises UserError for a model or device that cannot do it."""
+        self.plan, self.workers, self.problems, self.sink = plan, workers, problems, sink
+        roles = plan.workflow.roles
+        self.models: Mapping[RoleName, ModelInfo] = {
+            name: workers.load(plan.placement[name], name, roles[name], problems.delimiter) for name in plan.roles
+        }
+        sink(RunStarted(plan.hash, plan.name, workers.clock))
+
+    def solve(self, problem: Problem) -> Solved:
+        """Run the policy on one problem to its end."""
+        session = _Session(self, problem)
+        while session.outcome is None:
+            session.dispatch()
+            session.commit(self.workers.wait(CHUNK_TIMEOUT_S))
+        session.finish()
+        return session.solved()
+
+
+@dataclass
+class _Session:
+    """One problem in the engine: the policy, the results so far, and what each cache holds."""
+
+    engine: Engine
+    problem: Problem
+    known: dict[Request, Result] = field(default_factory=dict)
+    partial: dict[Request, list[int]] = field(default_factory=dict)
+    """Tokens of steps that are begun."""
+    running: dict[str, _Running] = field(default_factory=dict)
+    """What each device is busy with."""
+    held: dict[RoleName, list[int]] = field(default_factory=dict)
+    """The tokens in each role's cache."""
+    asked: list[Request] = field(default_factory=list)
+    """What the policy asked for, in order: the work that counted."""
+    outcome: Outcome | None = None
+    end_us: int = 0
+
+    def __post_init__(self) -> None:
+        plan, problems = self.engine.plan, self.engine.problems
+        prompt = problems.prompt(self.problem)
+        self.prompt = {r: self.engine.workers.encode(plan.placement[r], r, prompt) for r in plan.roles}
+        self._check_room()
+        self.base = Node(None, None, self.problem.key)
+        self.policy = reason(plan.workflow, self.base, problems.answer, self._decided)
+        self.start_us = self.engine.workers.now_us()
+        self.engine.sink(ProblemStarted(self.problem.key, self.problem.question, self.start_us))
+        self.need = next(self.policy)
+        self.asked.append(self.need)
+
+    # --- decide ---
+
+    def _advance(self) -> None:
+        """Send the policy every result that it asks for and that is there."""
+        try:
+            while self.need in self.known:
+                self.need = self.policy.send(self.known[self.need])
+                self.asked.append(self.need)
+        except StopIteration as stop:
+            self.outcome, self.end_us = stop.value, self.engine.workers.now_us()
+
+    def _decided(self, decision: Decision) -> None:
+        self.base = decision.node
+        step = decision.node.step
+        assert step is not None, "a decision moves to a step"
+        readable = self.engine.problems.readable(step.text)
+        now = self.engine.workers.now_us()
+        self.engine.sink(
+            Decided(
+                self.problem.key,
+                now,
+                decision.event,
+                decision.node.depth,
+                step.source,
+                readable,
+                dict(decision.scores),
+                decision.went_back,
+            )
+        )
+
+    # --- dispatch ---
+
+    def dispatch(self) -> None:
+        """Start work on the devices that are free, by the plan."""
+        plan = self.engine.plan
+        situation = Situation(self.need, self.base, self.known, self._ends, plan_cold(plan, self.held))
+        free = set(plan.placement.values()) - set(self.running)
+        now = {device: r.start.request for device, r in self.running.items()}
+        starts, _ = dispatch(plan, situation, now, free)
+        for device, start in starts.items():
+            work = self._work(start.request)
+            self.running[device] = _Running(start, work)
+            self.engine.workers.submit(device, work, self._delay_us(device, start))
+
+    def _work(self, request: Request) -> Work:
+        """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens."""
+        plan, role = self.engine.plan, request.role
+        begun = self.partial.get(request, [])
+        wanted = [*self._tokens(role, request.node), *begun]
+        held = self.held.setdefault(role, [])
+        keep = _common_prefix(held, wanted)
+        feed = tuple(wanted[keep:])
+        self.held[role] = wanted
+        common = {"role": role.value, "sequence": "0", "keep": keep, "feed": feed}
+        if request.op is Op.VERIFY:
+            return Work(**common, score=(len(wanted) - 1,))
+        if request.op is Op.PREFILL:
+            return Work(**common)
+        sampling = plan.workflow.sampling
+        return Work(
+            **common,
+            max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
+            key=request.sampling_key(sampling.seed),
+            temperature=sampling.temperature,
+        )
+
+    def _step_limit(self, node: Node) -> int:
+        """Most tokens of the step after `node`."""
+        budget = self.engine.plan.workflow.budget
+        return min(budget.step_tokens, budget.tokens - sum(len(s.tokens) for s in node.path))
+
+    def _tokens(self, role: RoleName, node: Node) -> list[int]:
+        """The prompt and the steps up to `node` in the tokens of a role."""
+        tokens = list(self.prompt[role])
+        for step in node.path:
+            tokens += self._step_tokens(role, step)
+        return tokens
+
+    def _step_tokens(self, role: RoleName, step: Step) -> tuple[int, ...]:
+        models = self.engine.models
+        if models[role].tokenizer_hash == models[step.source].tokenizer_hash:
+            return step.tokens
+        text = step.text + self.engine.problems.delimiter
+        return self.engine.workers.encode(self.engine.plan.placement[role], role, text)
+
+    def _delay_us(self, device: str, start: Start) -> int:
+        """Until the tokens, and the verdict, that a piece of work depends on have reached its device."""
+        plan, request = self.engine.plan, start.request
+        sources = set()
+        if request.node.step is not None:
+            sources.add(plan.placement[request.node.step.source])
+        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and RoleName.PRM in plan.placement:
+            sources.add(plan.placement[RoleName.PRM])
+        if request in self.partial or request.op is Op.PREFILL:
+            return 0
+        payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
+        return max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
+
+    def _ends(self, node: Node) -> bool:
+        return ended(self.engine.plan.workflow, node, self.engine.problems.answer) is not None
+
+    # --- commit ---
+
+    def commit(self, done: Done) -> None:
+        """Take in a chunk that is over and let the policy go on as far as it can."""
+        running = self.running.pop(done.device)
+        self._record(done, running)
+        request, output = running.start.request, done.output
+        self.held[request.role] += output.tokens
+        if request.op is Op.VERIFY:
+            self.known[request] = rounded(_one_score(output, done.device))
+        elif request.op is not Op.PREFILL:
+            self._written(request, output)
+        self._advance()
+
+    def _written(self, request: Request, output: Output) -> None:
+        """Add a chunk to the step that it belongs to; a step that is whole becomes a result."""
+        begun = self.partial.setdefault(request, [])
+        begun += output.tokens
+        if not (output.complete or output.ended or len(begun) >= self._step_limit(request.node)):
+            return
+        role, delimiter = request.role, self.engine.problems.delimiter
+        text = self.engine.workers.decode(self.engine.plan.placement[role], role, tuple(begun))
+        text, _, _ = text.partition(delimiter)
+        self.known[request] = Step(text, tuple(self.partial.pop(request)), role, output.ended)
+
+    def _record(self, done: Done, running: _Running) -> None:
+        request, work = running.start.request, running.work
+        self.engine.sink(
+            Chunk(
+                self.problem.key,
+                done.device,
+                request.role,
+                request.op,
+                running.start.round,
+                _name(request),
+                done.start_us,
+                done.end_us,
+                len(work.feed),
+                len(done.output.tokens),
+                work.keep,
+                running.start.speculative,
+            )
+        )
+
+    def finish(self) -> None:
+        """Let what is still running come to its end; it was for nothing."""
+        while self.running:
+            done = self.engine.workers.wait(CHUNK_TIMEOUT_S)
+            self._record(done, self.running.pop(done.device))
+        assert self.outcome is not None, "a session finishes after its policy"
+        prefill = [_name(Request(Op.PREFILL, Node(None, None, self.problem.key), r)) for r in self.prompt]
+        solved = self.solved()
+        self.engine.sink(
+            ProblemEnded(
+                self.problem.key,
+                self.end_us,
+                self.outcome.status,
+                solved.answer,
+                solved.correct,
+                solved.steps,
+                (*prefill, *map(_name, self.asked)),
+            )
+        )
+
+    def solved(self) -> Solved:
+        """What the run gave."""
+        assert self.outcome is not None, "a session is asked for its result at its end"
+        problems, texts = self.engine.problems, [s.text for s in self.outcome.node.path]
+        steps = tuple(map(problems.readable, texts))
+        correct = problems.grade(self.problem, texts)
+        return Solved(self.problem, self.outcome, steps, self.outcome.answer, correct, self.end_us - self.start_us)
+
+    def _check_room(self) -> None:
+        budget = self.engine.plan.workflow.budget
+        for role, prompt in self.prompt.items():
+            room = self.engine.models[role].context_tokens
+            if not prompt:
+                raise UserError("the prompt is empty", where=f"problem {self.problem.key}", mend="write a question")
+            if len(prompt) + budget.tokens > room:
+                raise UserError(
+                    f"prompt and budget need {len(prompt) + budget.tokens} tokens and role {role} holds {room}",
+                    where=f"workflow {self.engine.plan.workflow.name}",
+                    mend="raise numerics.cache_tokens or lower budget.tokens",
+                )
+
+
+def plan_cold(plan: Plan, held: Mapping[RoleName, list[int]]) -> set[RoleName]:
+    """The roles that have not begun to read the prompt."""
+    return {role for role in plan.roles if role not in held}
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _one_score(output: Output, device: str) -> float:
+    if len(output.scores) != 1 or not 0.0 <= output.scores[0] <= 1.0:
+        raise RuntimeError(f"device {device} answered {output.scores} where one score from 0 to 1 was asked for")
+    return output.scores[0]
+
+
+def _name(request: Request) -> str:
+    return f"{request.op}:{request.role}:{request.node.key}:{request.attempt}"

@@ -1,0 +1,171 @@
+"""What happened in a run: events, their JSON lines, and reading them back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from planner.errors import UserError
+from planner.yaml_file import from_mapping
+
+SCHEMA = "heteroreason.trace/1"
+
+
+class ClockKind(StrEnum):
+    """Where a trace's times come from: from the wall, or from the cost model (modelled)."""
+
+    WALL = "wall"
+    VIRTUAL = "virtual"
+
+    @property
+    def label(self) -> str:
+        """How figures of this clock are labelled wherever they are shown."""
+        return "measured (wall clock)" if self is ClockKind.WALL else "modelled (cost model)"
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The head of a trace."""
+
+    plan: str
+    """Hash of the plan."""
+    plan_name: str
+    clock: ClockKind
+    kind: str = "run"
+    schema: str = SCHEMA
+
+
+@dataclass(frozen=True)
+class ProblemStarted:
+    """A problem is begun."""
+
+    problem: str
+    """Its key."""
+    question: str
+    at_us: int
+    kind: str = "problem"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A device was busy with a piece of work."""
+
+    problem: str
+    device: str
+    role: str
+    op: str
+    round: int
+    request: str
+    """Names the request; pieces of the same request carry the same."""
+    start_us: int
+    end_us: int
+    tokens_in: int
+    tokens_out: int
+    context: int
+    """Tokens in the cache before."""
+    speculative: bool
+    """Started before it was known to be needed."""
+    kind: str = "chunk"
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The policy took a turn."""
+
+    problem: str
+    at_us: int
+    event: str
+    depth: int
+    """Committed steps now."""
+    source: str
+    text: str
+    """The step as people read it."""
+    scores: dict[str, float]
+    went_back: int
+    kind: str = "decision"
+
+
+@dataclass(frozen=True)
+class ProblemEnded:
+    """A problem is over."""
+
+    problem: str
+    at_us: int
+    status: str
+    answer: str | None
+    correct: bool | None
+    """None if the problem set cannot tell."""
+    steps: tuple[str, ...]
+    """The committed steps as people read them."""
+    used: tuple[str, ...]
+    """The requests whose results counted; the chunks of all others were wasted."""
+    kind: str = "end"
+
+
+Event = RunStarted | ProblemStarted | Chunk | Decided | ProblemEnded
+KINDS: dict[str, type[Event]] = {
+    "run": RunStarted,
+    "problem": ProblemStarted,
+    "chunk": Chunk,
+    "decision": Decided,
+    "end": ProblemEnded,
+}
+Sink = Callable[[Event], None]
+
+
+class TraceFile:
+    """Appends events to a file, each flushed, so that what happened survives the process."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Begin the file anew."""
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise UserError(
+                f"cannot be written ({error.strerror})", where=str(path), mend="name another file"
+            ) from None
+
+    def __call__(self, event: Event) -> None:
+        """Write one line."""
+        self._file.write(json.dumps(asdict(event), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_trace(path: str | Path) -> list[Event]:
+    """The events of a file. Raises UserError that names the line. A last line that was cut off is left out."""
+    where = str(path)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise UserError("no such file", where=where, mend="name a trace that `heteroreason run` left") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read ({error})", where=where, mend="name a trace file") from None
+    # Each line is written whole with its end; what follows the last end is a line that a killed run began.
+    events = list(_parse(lines[:-1], where))
+    if not events or not isinstance(events[0], RunStarted):
+        raise UserError("does not begin with a run", where=where, mend="name a trace that `heteroreason run` left")
+    if events[0].schema != SCHEMA:
+        what = f"schema is {events[0].schema!r} and this version reads {SCHEMA!r}"
+        raise UserError(what, where=where, mend="run again")
+    return events
+
+
+def _parse(lines: list[str], where: str) -> Iterator[Event]:
+    for number, line in enumerate(lines, 1):
+        at = f"{where}, line {number}"
+        try:
+            raw: Any = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"not JSON ({error})", where=at, mend="take the line out") from None
+        kind = KINDS.get(raw.get("kind")) if isinstance(raw, dict) else None
+        if kind is None:
+            raise UserError("is no event of a trace", where=at, mend=f"use one of the kinds {', '.join(KINDS)}")
+        yield from_mapping(kind, raw, at)
