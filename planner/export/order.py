@@ -44,7 +44,9 @@ def _attributes(task: Task) -> dict[str, str | int | float | bool]:
 def guard_text(task: Task) -> str:
     """The guard as in the text form of a graph: `!` before a rejection, `?` before what may still be unknown."""
     known = len(task.waits_for)
-    marks = (("?" if i >= known else "") + ("!" if l.verdict is Verdict.REJECT else "") for i, l in enumerate(task.guard))
+    marks = (
+        ("?" if i >= known else "") + ("!" if l.verdict is Verdict.REJECT else "") for i, l in enumerate(task.guard)
+    )
     return " & ".join(mark + l.verify for mark, l in zip(marks, task.guard, strict=True))
 
 

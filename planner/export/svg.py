@@ -44,10 +44,14 @@ def tooltip(content: str) -> str:
 def badge(x: float, y: float, good: bool, r: float = 6.5) -> str:
     """A green disc with a tick, or a red one with a cross."""
     a = r * 0.42
-    tick = f"M{number(x - a * 1.1)} {number(y)}L{number(x - a * 0.2)} {number(y + a)}L{number(x + a * 1.2)} {number(y - a)}"
-    cross = "".join(f"M{number(x - a)} {number(y - s * a)}L{number(x + a)} {number(y + s * a)}" for s in (1, -1))
+    tick = _path((x - a * 1.1, y), (x - a * 0.2, y + a), (x + a * 1.2, y - a))
+    cross = _path((x - a, y - a), (x + a, y + a)) + _path((x - a, y + a), (x + a, y - a))
     mark = tag("path", d=tick if good else cross, fill="none", stroke=PAPER, stroke_width=1.6, stroke_linecap="round")
     return tag("circle", cx=float(x), cy=float(y), r=float(r), fill=ACCEPT if good else REJECT) + mark
+
+
+def _path(*points: tuple[float, float]) -> str:
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
 
 
 def swatch(colours: Colours, **attributes: object) -> str:
@@ -62,7 +66,9 @@ def legend(entries: Iterable[tuple[str, str]], x: float, y: float, right: float)
         step = 24 + width(label, 11.5) + 20
         if at > x and at + step - 20 > right:
             at, y = x, y + 20
-        parts.append(tag("g", drawing, words(24, 0, label, 11.5, FAINT_INK), transform=f"translate({number(at)} {number(y)})"))
+        parts.append(
+            tag("g", drawing, words(24, 0, label, 11.5, FAINT_INK), transform=f"translate({number(at)} {number(y)})")
+        )
         at += step
     return "".join(parts), y + 20
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from planner.graph import Op, Outcome, Task, TaskGraph, Verdict, broken_by, from_text, holds
+from planner.graph import WRITES, Op, Outcome, Task, TaskGraph, Verdict, broken_by, from_text, holds
 from planner.plan import Plan
 from planner.schedule.instance import Slot
 from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
@@ -73,7 +74,9 @@ def planned(plan: Plan) -> Timeline:
     devices = tuple(d.name for d in plan.machine.devices if d.name in {*plan.placement.values(), *_devices(found)})
     boxes = _without_overlap(found, devices)
     marks = [
-        Mark(slots[v].end_us, v, verdict is Verdict.ACCEPT, str(verdict)) for v, verdict in outcome.items() if v in slots
+        Mark(slots[v].end_us, v, verdict is Verdict.ACCEPT, str(verdict))
+        for v, verdict in outcome.items()
+        if v in slots
     ]
     by_name = {b.name: b for b in boxes}
     arrows = [
@@ -86,9 +89,7 @@ def planned(plan: Plan) -> Timeline:
     return Timeline(devices, boxes, tuple(sorted(marks, key=lambda m: (m.at_us, m.label))), tuple(arrows))
 
 
-def _planned_box(
-    plan: Plan, graph: TaskGraph, slots: Mapping[str, Slot], slot: Slot, outcome: Outcome
-) -> Box | None:
+def _planned_box(plan: Plan, graph: TaskGraph, slots: Mapping[str, Slot], slot: Slot, outcome: Outcome) -> Box | None:
     """What the slot's device does of it in the outcome; None if it is not even begun."""
     task = graph.by_id[slot.task]
     needed, end_us = holds(task.guard, outcome), slot.end_us
@@ -213,6 +214,6 @@ def _arrows(boxes: Sequence[Box], episode: Episode) -> Iterator[tuple[Box, Box]]
     for box in sorted(boxes, key=lambda b: (b.start_us, b.end_us)):
         first.setdefault(box.name, box)
         last[box.name] = box
-    for writer, check in zip(used, used[1:], strict=False):
-        if writer in last and check in first and first[check].op == Op.VERIFY and last[writer].tokens_out:
+    for writer, check in pairwise(used):
+        if writer in last and last[writer].op in WRITES and check in first and first[check].op == Op.VERIFY:
             yield last[writer], first[check]

@@ -114,9 +114,9 @@ class _Session:
             Decided(
                 self.problem.key,
                 now,
-                decision.event,
+                decision.event.value,
                 decision.node.depth,
-                step.source,
+                step.source.value,
                 readable,
                 dict(decision.scores),
                 decision.went_back,

@@ -1,0 +1,406 @@
+"""The command line: `heteroreason`. Bad input ends with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from planner import api, show
+from planner.choose import Options
+from planner.cost import CostTable
+from planner.doctor import examine
+from planner.errors import UserError
+from planner.evaluate import evaluate as evaluate_policies
+from planner.export import FORMATS, export, planned_and_happened
+from planner.graph import TaskGraph, from_text
+from planner.lower import lower
+from planner.machine import Machine, catalogue
+from planner.passes import DraftAhead, PrefetchRefine, run_passes
+from planner.plan import Plan
+from planner.problems import problem_set
+from planner.problems.base import Problem
+from planner.problems.jsonl import read_jsonl
+from planner.trace import ClockKind, Event, TraceFile, read_trace
+from planner.workflow import Policy, Workflow
+
+app = typer.Typer(
+    help="Compile speculative reasoning for mixed FPGA and GPU machines, and run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+out, err = Console(), Console(stderr=True)
+
+
+class Kind(StrEnum):
+    """Which plan to make."""
+
+    AUTO = "auto"
+    SOLVED = "solved"
+    SERIAL = "serial"
+    OVERLAPPED = "overlapped"
+
+
+MachineOption = Annotated[str, typer.Option("--machine", "-m", help="A name of the catalogue, or a YAML file.")]
+CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (YAML); they go before the roofline.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of the problems and of sampling.")]
+ProblemsOption = Annotated[int, typer.Option("--problems", "-n", min=1, help="Fresh problems of the workflow's set.")]
+RoundsOption = Annotated[int, typer.Option(min=1, max=6, help="Rounds of the window that is scheduled.")]
+LimitOption = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds that the solver may take.")]
+
+
+@app.command()
+def run(
+    what: Annotated[Path, typer.Argument(help="A workflow (YAML) or a plan (JSON).", show_default=False)],
+    questions: Annotated[list[str] | None, typer.Argument(help="Problems, as people write them.")] = None,
+    machine: MachineOption = "this-computer",
+    kind: Annotated[Kind, typer.Option("--plan", help="Which plan to make of a workflow.")] = Kind.AUTO,
+    clock: Annotated[
+        ClockKind, typer.Option(help="wall: measured here; virtual: a rehearsal, modelled.")
+    ] = ClockKind.WALL,
+    count: ProblemsOption = 5,
+    file: Annotated[Path | None, typer.Option(help="Problems from a JSONL file with question and answer.")] = None,
+    seed: SeedOption = None,
+    costs: CostsOption = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Leave plan, pictures, trace and report here.")
+    ] = None,
+    shown: Annotated[int, typer.Option(min=0, help="Problems whose steps are shown.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Solve problems by a plan, and show the steps, the answers, and planned against happened.
+
+    Examples:
+
+      heteroreason run examples/sums.yaml "4123-871+90"
+
+      heteroreason run examples/countdown.yaml -n 20 --out out
+
+      heteroreason run examples/sums.yaml -m u280-2x3090 --clock virtual
+    """
+    plan = _plan_for(what, machine, kind, costs, Options(), quiet=as_json)
+    if seed is not None:
+        plan = api.with_seed(plan, seed)
+    problems = _problems(plan.workflow, questions or [], file, count, seed or 0)
+    if folder is not None:
+        _make(folder)
+    if not as_json:
+        out.print(show.plan_table(plan))
+    ticker = show.Ticker(out, 0 if as_json else shown)
+    trace = TraceFile(folder / "trace.jsonl") if folder else None
+
+    def sink(event: Event) -> None:
+        ticker(event)
+        if trace is not None:
+            trace(event)
+
+    try:
+        result = api.run(plan, problems, clock, costs=costs, sink=sink)
+    finally:
+        if trace is not None:
+            trace.close()
+    left = _leave(folder, plan, result) if folder else []
+    if as_json:
+        answers = [
+            {"question": s.problem.question, "answer": s.answer, "correct": s.correct, "status": s.outcome.status,
+             "steps": s.steps, "latency_us": s.latency_us}
+            for s in result.solved
+        ]  # fmt: skip
+        _print_json({"answers": answers, "report": result.report.to_mapping(), "files": list(map(str, left))})
+        return
+    out.print()
+    out.print(show.report_table(plan, result.report))
+    for path in left:
+        out.print(f"left {path}", highlight=False)
+
+
+@app.command("plan")
+def make_plan(
+    workflow: Annotated[Path, typer.Argument(help="A workflow (YAML).", show_default=False)],
+    machine: MachineOption = "this-computer",
+    kind: Annotated[Kind, typer.Option(help="auto is the best of the solver's plan and the presets.")] = Kind.AUTO,
+    rounds: RoundsOption = 3,
+    limit: LimitOption = 5.0,
+    costs: CostsOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Schedule a workflow on a machine, with a lower bound that tells how good the schedule is.
+
+    Examples:
+
+      heteroreason plan examples/sums.yaml -m 3x3090 -o plan.json
+
+      heteroreason plan examples/countdown.yaml -m u280-2x3090 --kind solved --rounds 4 --limit 30
+    """
+    plan = _plan_for(workflow, machine, kind, costs, Options(rounds=rounds, limit_s=limit), quiet=as_json)
+    if output is not None:
+        _write(output, plan.to_json())
+    if as_json:
+        out.print(plan.to_json(), markup=False, highlight=False, soft_wrap=True)
+        return
+    out.print(show.plan_table(plan))
+    if output is not None:
+        out.print(f"left {output}", highlight=False)
+
+
+@app.command()
+def compare(
+    workflow: Annotated[Path, typer.Argument(help="A workflow (YAML).", show_default=False)],
+    machine: MachineOption = "this-computer",
+    count: ProblemsOption = 30,
+    clock: Annotated[ClockKind, typer.Option(help="wall: measured; virtual: modelled.")] = ClockKind.VIRTUAL,
+    seed: SeedOption = None,
+    rounds: RoundsOption = 3,
+    limit: LimitOption = 5.0,
+    costs: CostsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the plans serial, overlapped and auto on the same problems, side by side.
+
+    Examples:
+
+      heteroreason compare examples/countdown.yaml -m 3x3090
+
+      heteroreason compare examples/sums.yaml --clock wall -n 50
+    """
+    flow, on = api.as_workflow(workflow), Machine.load(machine)
+    problems = _problems(flow, [], None, count, seed or 0)
+    table = CostTable.load(costs) if costs else None
+    options = Options(rounds=rounds, limit_s=limit)
+    with err.status("planning and running") as status:
+        found = api.compare(flow, on, problems, clock, costs=table, options=options, progress=_watch(status))
+    if as_json:
+        rows = {
+            name: {"plan": p.hash, "bound_us": p.lower_bound_us, **r.report.to_mapping(),
+                   "answers": [s.answer for s in r.solved]}
+            for name, (p, r) in found.items()
+        }  # fmt: skip
+        _print_json(rows)
+        return
+    out.print(show.compare_table(found))
+    steps = [[s.steps for s in r.solved] for _, r in found.values()]
+    same = all(s == steps[0] for s in steps)
+    out.print("all plans gave the same steps" if same else "[red]the plans gave different steps: this is a fault[/red]")
+    if not same:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    workflows: Annotated[list[Path], typer.Argument(help="Workflows (YAML), one for each problem set.")],
+    count: ProblemsOption = 1000,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Accuracy of target_only, draft_only, rsd and backtrack on the same fresh problems, with 95 % intervals.
+
+    Example:
+
+      heteroreason evaluate examples/sums.yaml examples/countdown.yaml -n 1000
+    """
+    results = []
+    for path in workflows:
+        flow = api.as_workflow(path)
+        problems = _problems(flow, [], None, count, 1_000_000 if seed is None else seed)
+        with _bar() as bar:
+            job = bar.add_task(flow.problems, total=count * len(Policy))
+            done = lambda policy, n, bar=bar, job=job: bar.update(job, advance=n, description=str(policy))  # noqa: E731
+            results.append(evaluate_policies(flow, problems, progress=done))
+    if as_json:
+        _print_json([asdict(r) for r in results])
+        return
+    out.print(show.evaluation_table(results))
+    for result in results:
+        out.print(show.evaluation_note(result), highlight=False)
+
+
+@app.command("export")
+def export_file(
+    what: Annotated[
+        Path, typer.Argument(help="A workflow (YAML), a plan (JSON) or a trace (JSONL).", show_default=False)
+    ],
+    format: Annotated[
+        str,
+        typer.Option("--format", "-f", help=f"One of {', '.join(sorted({f for k in FORMATS.values() for f in k}))}."),
+    ] = "svg",
+    graph: Annotated[bool, typer.Option(help="Of a plan: its task graph instead of its timeline.")] = False,
+    rounds: RoundsOption = 2,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write here instead of to the terminal.")
+    ] = None,
+) -> None:
+    """Export a task graph, a plan or a trace as a picture or for another tool.
+
+    Examples:
+
+      heteroreason export examples/sums.yaml -f mermaid
+
+      heteroreason export plan.json -f svg -o plan.svg
+
+      heteroreason export out/trace.jsonl -f perfetto -o trace.json
+    """
+    text = export(_exportable(what, graph, rounds), format)
+    if output is None:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    _write(output, text)
+    out.print(f"left {output}", highlight=False)
+
+
+@app.command()
+def machines(
+    name: Annotated[str | None, typer.Argument(help="A name of the catalogue, or a YAML file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the catalogue of machines, or one machine with the source of each figure.
+
+    Examples:
+
+      heteroreason machines
+
+      heteroreason machines u280-2x3090
+    """
+    found = [Machine.load(name)] if name else [Machine.load(n) for n in catalogue()]
+    if as_json:
+        _print_json([m.to_mapping() for m in found])
+    elif name:
+        out.print(show.device_table(found[0]))
+    else:
+        out.print(show.machine_table(found))
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what of heteroreason works on this computer, and what would mend the rest.
+
+    Example:
+
+      heteroreason doctor
+    """
+    checks = examine()
+    if as_json:
+        _print_json([asdict(c) for c in checks])
+    else:
+        for check in checks:
+            mark = (
+                "[green]ok[/green]  " if check.ok else ("[red]no[/red]  " if check.needed else "[yellow]--[/yellow]  ")
+            )
+            mend = f"  [dim]{check.mend}[/dim]" if check.mend and not check.ok else ""
+            out.print(f"{mark}{check.name}: {check.found}{mend}", highlight=False)
+    if any(c.needed and not c.ok for c in checks):
+        raise typer.Exit(1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the command."""
+    for entry in entry_points(group="heteroreason.commands"):
+        app.add_typer(entry.load(), name=entry.name)
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except UserError as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        err.print("stopped")
+        sys.exit(130)
+
+
+def _plan_for(what: Path, machine: str, kind: Kind, costs: Path | None, options: Options, *, quiet: bool) -> Plan:
+    """The plan in a file, or one made of the workflow in it."""
+    if what.suffix == ".json":
+        return Plan.load(what)
+    workflow, on = api.as_workflow(what), Machine.load(machine)
+    if quiet:
+        return api.plan(workflow, on, kind, costs=costs, options=options)
+    with err.status("planning") as status:
+        return api.plan(workflow, on, kind, costs=costs, options=options, progress=_watch(status))
+
+
+def _watch(status: Any) -> Any:
+    def watch(seconds: float, objective_us: float, bound_us: float) -> None:
+        status.update(f"{seconds:.1f} s: {show.ms(objective_us)} a round, bound {show.ms(bound_us)}")
+
+    return watch
+
+
+def _problems(workflow: Workflow, questions: list[str], file: Path | None, count: int, seed: int) -> list[Problem]:
+    if questions and file is not None:
+        raise UserError("problems are given twice", mend="name questions or --file, not both")
+    kinds = problem_set(workflow.problems)
+    if file is not None:
+        rows = read_jsonl(file)
+        return rows if workflow.problems == rows[0].set else [kinds.parse(row.question) for row in rows]
+    if questions:
+        return [kinds.parse(q) for q in questions]
+    return kinds.generate(count, seed)
+
+
+def _exportable(what: Path, graph: bool, rounds: int) -> TaskGraph | Plan | list[Event]:
+    if what.suffix in (".yaml", ".yml"):
+        passes = (DraftAhead(max(1, rounds - 1)), PrefetchRefine())
+        return run_passes(lower(api.as_workflow(what), rounds), passes)
+    if what.suffix == ".jsonl":
+        return read_trace(what)
+    plan = Plan.load(what)
+    return _graph_of(plan) if graph else plan
+
+
+def _graph_of(plan: Plan) -> TaskGraph:
+    """The task graph inside a plan."""
+    return from_text(plan.graph, f"plan {plan.name}")
+
+
+def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
+    """Write what a run leaves behind; the trace is there already."""
+    files = {
+        "plan.json": plan.to_json(),
+        "plan.svg": export(plan, "svg"),
+        "graph.svg": export(_graph_of(plan), "svg"),
+        "trace.svg": export(list(result.trace), "svg"),
+        "perfetto.json": planned_and_happened(plan, list(result.trace)),
+        "report.json": json.dumps(result.report.to_mapping(), indent=1) + "\n",
+        "report.md": show.report_markdown(plan, result),
+    }
+    for name, text in files.items():
+        _write(folder / name, text)
+    return [folder / name for name in (*files, "trace.jsonl")]
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot be made ({error.strerror})", where=str(folder), mend="name another folder") from None
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", where=str(path), mend="name another file") from None
+
+
+def _print_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err)
+
+
+if __name__ == "__main__":
+    main()

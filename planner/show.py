@@ -1,0 +1,197 @@
+"""What the command line prints: tables and lines of a run, every figure with the label of where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from planner.api import Run
+from planner.evaluate import Evaluation
+from planner.machine import Machine
+from planner.plan import Plan
+from planner.policy import Event as Turn
+from planner.report import Report
+from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
+
+STYLE = {Turn.ACCEPTED: "green", Turn.REFINED: "yellow", Turn.KEPT_WEAK: "magenta", Turn.BACKTRACKED: "red"}
+
+
+class Ticker:
+    """Prints each decision as it is taken."""
+
+    def __init__(self, console: Console, most: int) -> None:
+        """At most `most` problems are shown step by step; the others are counted."""
+        self._console, self._most, self._begun = console, most, 0
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event of a run."""
+        if isinstance(event, ProblemStarted):
+            self._begun += 1
+            if self._begun <= self._most:
+                self._console.print(f"\n[bold]{escape(event.question)}[/bold]")
+        elif self._begun > self._most:
+            return
+        elif isinstance(event, Decided):
+            self._console.print(decision_line(event))
+        elif isinstance(event, ProblemEnded):
+            mark = {True: "[green]right[/green]", False: "[red]wrong[/red]", None: "not graded"}[event.correct]
+            answer = "no answer" if event.answer is None else f"answer [bold]{escape(event.answer)}[/bold]"
+            self._console.print(f"  {answer}, {mark} ({event.status})")
+
+
+def decision_line(event: Decided) -> str:
+    """One line: what became of the round, the scores that led there, the step."""
+    style = STYLE[Turn(event.event)]
+    scores = "  ".join(f"{name} {score:.2f}" for name, score in event.scores.items())
+    back = f" (gave up {event.went_back})" if event.went_back else ""
+    return f"  [{style}]{event.event + back:<22}[/{style}] {escape(event.text):<34} [dim]{scores}[/dim]"
+
+
+def plan_table(plan: Plan) -> Table:
+    """The plan in short."""
+    table = _table(f"plan {plan.name} ({plan.hash})", "", "")
+    for role, device in plan.placement.items():
+        table.add_row(f"{role} runs on", device)
+    table.add_row("drafts ahead", str(plan.draft_ahead))
+    table.add_row("prefetches the target's step", "yes" if plan.prefetch_refine else "no")
+    for device, order in plan.priorities.items():
+        table.add_row(f"order on {device}", "  ".join(order) or "what is needed")
+    table.add_row("expected time a round", f"{ms(plan.objective_us)}, {plan.cost_source}")
+    table.add_row("lower bound of the window", f"{ms(plan.lower_bound_us)}, gap {plan.gap:.1%}, {plan.status}")
+    table.add_row("found by", f"{plan.solver.name} in {plan.solver.seconds:.2f} s")
+    return table
+
+
+def report_table(plan: Plan, report: Report) -> Table:
+    """Planned against happened."""
+    table = _table("planned against happened", "", f"planned, {plan.cost_source}", f"happened, {report.clock.label}")
+    table.add_row("time a round", ms(report.planned_round_us), ms(report.mean_round_us))
+    table.add_row("lower bound", ms(report.bound_round_us), "")
+    table.add_row("time a problem, mean", "", ms(report.mean_us))
+    table.add_row("  median, 95th percentile", "", f"{ms(report.p50_us)}, {ms(report.p95_us)}")
+    expected = f"{plan.workflow.statistics.accept:.2f}"
+    table.add_row("drafts accepted", expected, "none" if report.acceptance is None else f"{report.acceptance:.2f}")
+    turns = "  ".join(f"{name} {count}" for name, count in report.turns.items())
+    table.add_row("rounds", "", f"{report.rounds}: {turns}")
+    table.add_row("answers right", "", f"{report.correct} of {report.problems}")
+    for use in report.devices:
+        lost = use.wasted_us / use.busy_us if use.busy_us else 0.0
+        table.add_row(f"{use.device} busy", "", f"{use.utilisation:.0%} of the time, {lost:.0%} of it wasted")
+    table.add_row("energy a problem, modelled", "", joule(report.energy_mj / max(1, report.problems)))
+    return table
+
+
+def compare_table(found: Mapping[str, tuple[Plan, Run]]) -> Table:
+    """The plans side by side."""
+    first = next(iter(found.values()))[1].report
+    table = _table(f"{first.problems} problems, {first.clock.label}", "", *found)
+    reports = [run.report for _, run in found.values()]
+    plans = [plan for plan, _ in found.values()]
+    table.add_row("found by", *(p.solver.name for p in plans))
+    serial = reports[0].mean_us
+    table.add_row("time a problem", *(f"{ms(r.mean_us)} ± {ms(r.stderr_us)}" for r in reports))
+    table.add_row("  serial / this", *(f"{serial / r.mean_us:.2f}" for r in reports))
+    table.add_row("time a round", *(ms(r.mean_round_us) for r in reports))
+    table.add_row("  planned", *(ms(p.objective_us) for p in plans))
+    table.add_row("  lower bound", *(ms(p.lower_bound_us) for p in plans))
+    table.add_row("energy a problem, modelled", *(joule(r.energy_mj / max(1, r.problems)) for r in reports))
+    table.add_row("devices busy", *(f"{r.utilisation:.0%}" for r in reports))
+    table.add_row("work wasted", *(f"{r.waste:.0%}" for r in reports))
+    table.add_row("answers right", *(f"{r.correct} of {r.problems}" for r in reports))
+    runs = [run for _, run in found.values()]
+    for i, solved in enumerate(runs[0].solved[:8]):
+        answers = (escape(r.solved[i].answer or "none") for r in runs)
+        table.add_row(escape(solved.problem.question), *answers)
+    return table
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Accuracy of each policy on each set."""
+    table = _table(
+        "accuracy on the same fresh problems", "set", "policy", "problems", "right", "95 % interval",
+        "drafts accepted", "problems with a backtrack",
+    )  # fmt: skip
+    for evaluation in evaluations:
+        for row in evaluation.rows:
+            accepted = "" if row.acceptance is None else f"{row.acceptance:.3f}"
+            interval = f"{row.low:.1%} to {row.high:.1%}"
+            share = f"{row.backtracked / row.problems:.1%}" if row.backtracked else ""
+            cells = (str(row.problems), f"{row.share:.1%}", interval, accepted, share)
+            table.add_row(evaluation.problem_set, row.policy, *cells)
+        table.add_section()
+    return table
+
+
+def evaluation_note(evaluation: Evaluation) -> str:
+    """How backtrack and rsd differ, in a sentence."""
+    if evaluation.p_value is None:
+        return ""
+    return (
+        f"{evaluation.problem_set}: backtrack alone solves {evaluation.only_backtrack}, rsd alone "
+        f"{evaluation.only_rsd} (exact McNemar test, p = {evaluation.p_value:.2g})"
+    )
+
+
+def machine_table(machines: Sequence[Machine]) -> Table:
+    """The catalogue."""
+    table = _table("machines", "name", "devices", "description")
+    for machine in machines:
+        devices = ", ".join(f"{d.name} ({d.kind_of_processor})" for d in machine.devices)
+        table.add_row(machine.name, devices, machine.description)
+    return table
+
+
+def device_table(machine: Machine) -> Table:
+    """One machine, each figure as it is used."""
+    table = _table(machine.name, "device", "backend", "memory", "bandwidth", "arithmetic", "active / idle", "source")
+    for d in machine.devices:
+        backend = d.backend + (f", {d.transport}" if d.transport else "")
+        ops = ", ".join(f"{a} {ops / 1e12:.3g} T" for a, ops in d.ops_per_s.items())
+        memory, bandwidth = f"{d.memory_bytes / 1e9:.3g} GB", f"{d.bandwidth_bytes_per_s / 1e9:.4g} GB/s"
+        table.add_row(d.name, backend, memory, bandwidth, ops, f"{d.active_w:g} / {d.idle_w:g} W", d.source)
+    return table
+
+
+def report_markdown(plan: Plan, run: Run) -> str:
+    """The report as a file for people."""
+    report = run.report
+    lines = [
+        f"# Run of plan {plan.name} ({plan.hash})",
+        "",
+        f"Workflow `{plan.workflow.name}` on machine `{plan.machine.name}`. Times of the run are "
+        f"{report.clock.label}, planned times are {plan.cost_source}, energy is modelled.",
+        "",
+        "| | planned | happened |",
+        "|---|---|---|",
+    ]
+    for row in zip(*(column.cells for column in report_table(plan, report).columns), strict=True):
+        lines.append("| " + " | ".join(str(cell).strip() for cell in row) + " |")
+    lines += ["", "## Problems", ""]
+    for solved in run.solved:
+        lines.append(
+            f"- `{solved.problem.question}`: {solved.answer or 'no answer'}, "
+            f"{'right' if solved.correct else 'wrong'}, {ms(solved.latency_us)}"
+        )
+        turns = (e for e in run.trace if isinstance(e, Decided) and e.problem == solved.problem.key)
+        lines += [f"  - {turn.event}: `{turn.text}`" for turn in turns]
+    return "\n".join(lines) + "\n"
+
+
+def ms(us: float) -> str:
+    """Microseconds for people."""
+    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms"
+
+
+def joule(mj: float) -> str:
+    """Millijoules for people."""
+    return f"{mj / 1e3:.2f} J" if mj >= 1e3 else f"{mj:.1f} mJ"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
