@@ -51,7 +51,7 @@ class FloatRunner:
             kv_bytes_per_token=2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self._dtype(0).nbytes,
             context_tokens=context,
         )
-        self._compile()
+        self._warm_up()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
@@ -139,11 +139,30 @@ class FloatRunner:
         with jax.default_device(self._device):
             return Cache.empty(self.config, self._slots, dtype=self._dtype)
 
-    def _compile(self) -> None:
-        """Run the one function that this role needs, over no tokens."""
-        nothing = Work(role=self._name, sequence="", keep=0, feed=(0,))
-        self.run(nothing)
-        self.rewind("", 0)
+    def _warm_up(self) -> None:
+        """Compile, and prove that the numerics class holds here: a token's bits do not depend on its row.
+
+        Tokens are read in one block and again one by one, each then in the first row.
+        """
+        tokens = [i % self.config.vocab_size for i in range(min(self._row_block, self.info.context_tokens))]
+        last = (len(tokens) - 1,) if self.config.reward_head else ()
+        whole = self.run(Work(self._name, "whole", 0, tuple(tokens), score=last))
+        for i, token in enumerate(tokens):
+            self.run(Work(self._name, "single", i, (token,)))
+        single = self.run(Work(self._name, "single", len(tokens), (), score=last))
+        if whole != single or self._bits("whole") != self._bits("single"):
+            raise UserError(
+                f"on this processor the rows of a block of {self._row_block} tokens are not computed alike, "
+                f"so role {self._name!r} would answer differently with every plan",
+                mend="use another numerics.row_block; 1 always works",
+            )
+        self.rewind("whole", 0)
+        self.rewind("single", 0)
+
+    def _bits(self, sequence: str) -> list[bytes]:
+        """What the cache of `sequence` holds for the tokens that are computed."""
+        cache, computed = self._caches[sequence], self._sequences[sequence].computed
+        return [np.asarray(part)[:, :, :computed].tobytes() for part in (*cache.k, *cache.v)]
 
     def _check(self, role: Role, folder: Path) -> None:
         numerics, config = role.numerics, self.config

@@ -69,7 +69,7 @@ def choose(logits: jax.Array, position: jax.Array, sampler: Sampler) -> jax.Arra
     """Token id for `position` from logits (vocabulary,): argmax(logits / temperature + Gumbel(key, position))."""
 
     def sampled() -> jax.Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(sampler.key, impl="threefry2x32"), position)
+        key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(sampler.key), impl="threefry2x32"), position)
         return jnp.argmax(logits / sampler.temperature + jax.random.gumbel(key, logits.shape, jnp.float32))
 
     return jax.lax.cond(sampler.temperature > 0, sampled, lambda: jnp.argmax(logits)).astype(jnp.int32)

@@ -67,6 +67,10 @@ class Sequences:
         """Whether sequence `name` is known."""
         return name in self._held
 
+    def __getitem__(self, name: str) -> Held:
+        """The sequence `name`, which must be known."""
+        return self._held[name]
+
     def _empty(self) -> Held:
         return Held(np.zeros(self._slots, np.int32), np.zeros(self._slots, np.float32))
 

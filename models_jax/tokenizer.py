@@ -32,8 +32,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`, no special tokens added. UserError if it cannot be written in tokens."""
-        ids = self._fast.encode(text, add_special_tokens=False).ids
-        if not self._same(ids, text):
+        ids = self._written(text)
+        if ids is None:
             raise UserError(f"the model's vocabulary has no {self._unwritable(text)}", mend="take it out of the text")
         return tuple(ids)
 
@@ -53,15 +53,19 @@ class Tokenizer:
         normaliser = self._fast.normalizer
         return text if normaliser is None else normaliser.normalize_str(text)
 
-    def _same(self, ids: list[int], text: str) -> bool:
-        """Whether `ids` say `text`, up to what the tokenizer itself normalises."""
-        written = self._fast.decode(ids, skip_special_tokens=False)
-        return written == text or self._normal(written) == self._normal(text)
+    def _written(self, text: str) -> list[int] | None:
+        """Ids that say `text`, up to what the tokenizer itself normalises; None if there are none."""
+        try:
+            ids = self._fast.encode(text, add_special_tokens=False).ids
+        except Exception:  # a vocabulary without a token for the unknown; the library raises nothing narrower
+            return None
+        back = self._fast.decode(ids, skip_special_tokens=False)
+        return ids if back == text or self._normal(back) == self._normal(text) else None
 
     def _unwritable(self, text: str) -> str:
         """Name the first character that cannot be written."""
         for at, character in enumerate(text):
-            if not self._same(self._fast.encode(character, add_special_tokens=False).ids, character):
+            if self._written(character) is None:
                 return f"character {character!r} (at position {at} of {text[:40]!r})"
         return f"way to write {text[:40]!r} unchanged"
 

@@ -122,7 +122,7 @@ def with_seed(plan: Plan, seed: int) -> Plan:
 def models_of(workflow: Workflow) -> dict[RoleName, str]:
     """The hash of each role's checkpoint."""
     needed = NEEDED_ROLES[workflow.policy.kind]
-    return {name: model_hash(model_folder(workflow.roles[name].model)) for name in needed}
+    return {name: model_hash(_folder(workflow, name)) for name in needed}
 
 
 def costs_of(workflow: Workflow, machine: Machine, table: CostTable | str | Path | None = None) -> Costs:
@@ -130,11 +130,15 @@ def costs_of(workflow: Workflow, machine: Machine, table: CostTable | str | Path
     shapes = {}
     for name in NEEDED_ROLES[workflow.policy.kind]:
         role = workflow.roles[name]
-        folder = model_folder(role.model)
+        folder = _folder(workflow, name)
         config = model_config(folder)
         shapes[name] = ModelShape.from_config(config, role.numerics.arithmetic, str(folder / "config.json"))
     table = CostTable.load(table) if isinstance(table, str | Path) else table
     return cost_model(machine, workflow, shapes, table)
+
+
+def _folder(workflow: Workflow, name: RoleName) -> Path:
+    return model_folder(workflow.roles[name].model, f"workflow {workflow.name}: roles.{name}.model")
 
 
 def check_models(plan: Plan) -> None:

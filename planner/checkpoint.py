@@ -17,8 +17,11 @@ FILES = ("config.json", "generation_config.json", "tokenizer.json")
 """Files that a model's hash covers, beside all of its safetensors."""
 
 
-def model_folder(model: str) -> Path:
-    """The folder of `PREFIX/NAME` for a prefix that a package registers, else of a path. Raises UserError."""
+def model_folder(model: str, where: str = "") -> Path:
+    """The folder of `PREFIX/NAME` for a prefix that a package registers, else of a path.
+
+    Raises UserError that names `where` the model was asked for.
+    """
     prefix, _, name = model.partition("/")
     shelves = {entry.name: entry for entry in entry_points(group=GROUP)}
     if prefix in shelves and name:
@@ -27,7 +30,7 @@ def model_folder(model: str) -> Path:
         if name not in known:
             raise UserError(
                 f"there is no model {model}",
-                where="roles",
+                where=where,
                 mend=f"use one of {', '.join(f'{prefix}/{k}' for k in known)}",
             )
         return shelf / name
@@ -35,7 +38,7 @@ def model_folder(model: str) -> Path:
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {model}",
-            where="roles",
+            where=where,
             mend="name a folder in Hugging Face layout, or zoo/draft, zoo/prm, zoo/target",
         )
     return folder

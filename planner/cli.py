@@ -52,6 +52,9 @@ class Kind(StrEnum):
     OVERLAPPED = "overlapped"
 
 
+UsageError = typer.BadParameter.__mro__[1]
+"""The parser's error for a wrong command line; typer has kept it in more than one place."""
+
 MachineOption = Annotated[str, typer.Option("--machine", "-m", help="A name of the catalogue, or a YAML file.")]
 CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (YAML); they go before the roofline.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -308,14 +311,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
     for entry in entry_points(group="heteroreason.commands"):
         app.add_typer(entry.load(), name=entry.name)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        app(args=list(arguments) if arguments is not None else None)
+        code = app(args=words, prog_name="heteroreason", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
+    except UsageError as error:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        _fail(
+            f"{message}; see heteroreason {words[0] if not words[0].startswith('-') else ''} --help".replace("  ", " ")
+        )
     except KeyboardInterrupt:
         err.print("stopped")
         sys.exit(130)
+
+
+def _fail(sentence: str) -> None:
+    err.print(f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2)
 
 
 def _plan_for(what: Path, machine: str, kind: Kind, costs: Path | None, options: Options, *, quiet: bool) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.graph import Op
 from planner.plan import Plan, priority_key
-from planner.policy import Node, Request, Result
+from planner.policy import Node, Request, Result, Step
 from planner.workflow import Policy, RoleName
 
 
@@ -79,7 +79,7 @@ def _draft_ahead(plan: Plan, situation: Situation) -> Iterator[Start]:
     for ahead in range(plan.draft_ahead + 1):
         draft = Request(Op.DRAFT, node, RoleName.DRAFT)
         step = situation.known.get(draft)
-        if step is None or isinstance(step, float):
+        if not isinstance(step, Step):
             if draft != situation.need:
                 yield Start(draft, ahead, speculative=True)
             return

@@ -165,7 +165,7 @@ def _parse(lines: list[str], where: str) -> Iterator[Event]:
             raw: Any = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise UserError(f"not JSON ({error})", where=at, mend="take the line out") from None
-        kind = KINDS.get(raw.get("kind")) if isinstance(raw, dict) else None
+        kind = KINDS.get(str(raw.get("kind"))) if isinstance(raw, dict) else None
         if kind is None:
             raise UserError("is no event of a trace", where=at, mend=f"use one of the kinds {', '.join(KINDS)}")
         yield from_mapping(kind, raw, at)

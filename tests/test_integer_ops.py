@@ -118,11 +118,14 @@ def test_gated():
     gate = np.concatenate([np.arange(-32767, 32768, 7), [-4096, -4095, -1, 0, 1, 4095, 4096]])
     up = rng.integers(-32767, 32767, gate.size)
     real = gate / 256 / (1 + np.exp(-gate / 256))
-    found = ops.gated(gate, up, 22)
-    wanted = np.clip(real * 256 * up / 2**22, -127, 127)
-    assert np.abs(found - wanted).max() < 0.52
-    ours = twin.gated(*(jnp.asarray(v.astype(np.int32)) for v in (gate, up)), jnp.int32(22))
-    np.testing.assert_array_equal(ours, found)
+    for shift in (1, 10, 16, 22, 30):
+        found, exponent = ops.gated(gate, up, shift)
+        wanted = np.clip(real * 256 * up / 2.0**shift, -32767, 32767) / 2.0**exponent
+        assert np.abs(found - np.clip(wanted, -127, 127)).max() < 0.55
+        assert exponent == 0 or np.abs(found).max() >= 64
+        ours, twins = twin.gated(*(jnp.asarray(v.astype(np.int32))[None] for v in (gate, up)), jnp.int32(shift))
+        np.testing.assert_array_equal(ours[0], found)
+        assert int(twins[0, 0]) == exponent
 
 
 def test_exact_dot_beyond_one_piece():

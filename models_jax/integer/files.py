@@ -27,6 +27,8 @@ MAX_WIDTH = 8192
 """Longest dot product."""
 MAX_HEAD_DIM = 256
 MAX_VOCABULARY = 1 << 20
+MAX_EXPONENT = 8
+"""Largest exponent of the gated product, see `ops.gated`."""
 MEND = "quantise the model again with `python -m models_jax.integer.quantise`"
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -191,7 +193,8 @@ def limits(shape: Shape, name: str) -> tuple[int, int]:
     if owner[-1] in ("gated", "mean", "attention_norm", "mlp_norm", "norm"):
         return 1, 30
     free = headroom(width(shape, owner[-1]))
-    return max(1, 17 - free), 46 - free
+    spare = MAX_EXPONENT if owner[-1] == "down" else 0
+    return max(1, 17 - free) + spare, 46 - free
 
 
 def width(shape: Shape, name: str) -> int:

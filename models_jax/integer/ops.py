@@ -126,14 +126,22 @@ def weighted_mean(weights: Ints, values: Ints, gain: Ints, shift: int) -> Ints:
     return saturate(shift_round(mean * gain, shift), INT8_MAX)
 
 
-def gated(gate: Ints, up: Ints, shift: int) -> Ints:
-    """SiLU(gate) * up to int8 activations.
+def gated(gate: Ints, up: Ints, shift: int) -> tuple[Ints, int]:
+    """SiLU(gate) * up to int8 activations with one exponent for the whole vector.
 
-    gate: Q8.8. sigmoid from SIGMOID at min(|gate|, 16 - 1/256), UQ1.15; for a negative gate 1 - sigmoid.
-    silu = gate * sigmoid / 2^15, halves upwards, Q8.8. y = silu * up / 2^shift, halves upwards, saturated.
-    up: int16; its requantiser holds the rest of the scale, so one shift a layer is enough.
+    1. sigmoid from SIGMOID at min(|gate|, 16 - 1/256), UQ1.15; for a negative gate 1 - sigmoid. gate: Q8.8.
+    2. silu = gate * sigmoid / 2^15, halves upwards, Q8.8.
+    3. product = silu * up / 2^shift, halves upwards, saturated to int16. up: int16; its requantiser holds the
+       rest of the scale, so one shift a layer is enough.
+    4. exponent = max(0, bits of the largest |product| - 7), 0 .. 8.
+    5. y = product / 2^exponent, halves upwards, saturated to int8. The product is y * 2^exponent.
+
+    The product has the longest tails of all activations, and a token's largest differs much from another's; the
+    exponent keeps seven bits for each token.
     """
     positive = interpolate(SIGMOID, np.minimum(np.abs(gate), (16 << GATE_BITS) - 1), 4)
     sigmoid = np.where(gate < 0, (1 << 15) - positive, positive)
     silu = shift_round(gate * sigmoid, 15)
-    return saturate(shift_round(silu * up, shift), INT8_MAX)
+    product = saturate(shift_round(silu * up, shift), INT16_MAX)
+    exponent = max(0, int(np.abs(product).max()).bit_length() - 7)
+    return saturate((product + (1 << exponent >> 1)) >> exponent, INT8_MAX), exponent

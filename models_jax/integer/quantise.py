@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from models_jax.integer import ops
 from models_jax.integer.checkpoint import Checkpoint, Floats, angles
-from models_jax.integer.files import FILE_NAME, MAX_CONTEXT, IntegerModel, Shape, headroom, read, write
+from models_jax.integer.files import FILE_NAME, MAX_CONTEXT, MAX_EXPONENT, IntegerModel, Shape, headroom, read, write
 from models_jax.integer.reference import LOGIT_BITS
 from models_jax.integer.scales import (
     Tensors,
     gains,
+    int8,
     pair_scales,
     quantise_linear,
-    quantise_rows,
     requantisers,
     scalar,
 )
@@ -90,7 +90,8 @@ def thin(x: Floats) -> Floats:
 def quantise_ends(model: Checkpoint, seen: dict[str, Floats], stream: float, out: Tensors) -> None:
     """Embedding, last norm, vocabulary head and RoPE."""
     c, w = model.config, model.weights
-    embed, embed_scale = quantise_rows(w["embed"], np.eye(c.hidden_size), (1.0,))
+    embed_scale = np.maximum(np.abs(w["embed"]).max(axis=1), 1e-9) / 127
+    embed = int8(w["embed"] / embed_scale[:, None])
     out["embed.weight"] = embed.astype(np.int8)
     out["embed.multiplier"], out["embed.shift"] = requantisers(embed_scale / stream, headroom(1), "the embedding")
     if c.tie_word_embeddings:
@@ -113,7 +114,7 @@ def best_input_scale(x: Floats, weight: Floats, rows: Floats, scales: Floats) ->
     tried = [largest * clip for clip in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)]
 
     def loss(scale: float) -> float:
-        taken = np.clip(np.floor(x / scale + 0.5), -127, 127) * scale
+        taken = int8(x / scale) * scale
         return float(np.mean((taken @ (rows * scales[:, None]).T - wanted) ** 2))
 
     return min(tried, key=loss)
@@ -131,7 +132,8 @@ def quantise_norm(model: Checkpoint, name: str, input_scale: Floats, stream: flo
 def put_linear(out: Tensors, name: str, weight: NDArray[np.int8], ratio: Floats) -> None:
     """An int8 linear layer whose sums are multiplied by `ratio`."""
     out[f"{name}.weight"] = weight
-    out[f"{name}.multiplier"], out[f"{name}.shift"] = requantisers(ratio, headroom(weight.shape[1]), name)
+    spare = MAX_EXPONENT if name.endswith("down") else 0
+    out[f"{name}.multiplier"], out[f"{name}.shift"] = requantisers(ratio, headroom(weight.shape[1]), name, spare)
 
 
 def quantise_attention(
@@ -173,7 +175,7 @@ def quantise_mlp(model: Checkpoint, seen: dict[str, Floats], stream: float, name
     quantise_norm(model, f"{name}.mlp_norm", joined.input_scale, stream, out)
     gate, up = joined.output_scale[:inner], joined.output_scale[inner:]
     put_linear(out, f"{name}.gate", joined.weight[:inner], gate * (1 << ops.GATE_BITS))
-    down = quantise_linear(w[f"{name}.down"], seen[f"{name}.product"])
+    down = quantise_linear(w[f"{name}.down"], seen[f"{name}.product"], exponent=True)
     # up16 = up / up_unit / 2^-shift; the largest seen fills half of int16.
     unit = down.input_scale * (1 << ops.GATE_BITS)
     largest = float((np.abs(seen[f"{name}.up"]).max(axis=0) / unit).max())

@@ -36,7 +36,7 @@ def usual(name: str, low: int, high: int) -> tuple[int, int]:
     owner, kind = name.split(".")[-2:]
     if kind == "shift":
         usually = {"embed": 10, "head": 16, "norm": 18, "attention_norm": 18, "mlp_norm": 18, "softmax": 20}
-        others = {"mean": 19, "gated": 22, "q": 18, "k": 18, "v": 23, "o": 16, "gate": 18, "up": 16, "down": 16}
+        others = {"mean": 19, "gated": 16, "q": 18, "k": 18, "v": 23, "o": 16, "gate": 18, "up": 16, "down": 24}
         middle = (usually | others)[owner]
         return max(low, middle - 1), min(high, middle + 1)
     if kind == "epsilon":

@@ -81,11 +81,14 @@ class Reference:
         t = self.tensors
         return ops.rms_norm(x, int(t[f"{name}.epsilon"]), t[f"{name}.gain"], int(t[f"{name}.shift"]))
 
-    def linear(self, name: str, x: Ints, limit: int) -> Ints:
-        """int8 vector to int32 sums, requantised for each output channel and saturated to -limit .. limit."""
+    def linear(self, name: str, x: Ints, limit: int, exponent: int = 0) -> Ints:
+        """int8 vector to int32 sums, requantised for each output channel and saturated to -limit .. limit.
+
+        The vector stands for x * 2^exponent: the requantiser shifts by so much less.
+        """
         t = self.tensors
         sums = ops.matvec(t[f"{name}.weight"], x)
-        return ops.requantise(sums, t[f"{name}.multiplier"], t[f"{name}.shift"], limit)
+        return ops.requantise(sums, t[f"{name}.multiplier"], t[f"{name}.shift"] - exponent, limit)
 
     def attention(
         self, name: str, x: Ints, position: int, keys: NDArray[np.int8], values: NDArray[np.int8]
@@ -115,12 +118,12 @@ class Reference:
         return self.linear(f"{name}.o", np.concatenate(heads), INT16_MAX)
 
     def mlp(self, name: str, x: Ints) -> Ints:
-        """Change of the residual stream by SwiGLU. gate: Q8.8; up: int16; their product int8."""
+        """Change of the residual stream by SwiGLU. gate: Q8.8; up: int16; their product int8 with an exponent."""
         h = self.norm(f"{name}.mlp_norm", x)
         gate = self.linear(f"{name}.gate", h, INT16_MAX)
         up = self.linear(f"{name}.up", h, INT16_MAX)
-        product = ops.gated(gate, up, int(self.tensors[f"{name}.gated.shift"]))
-        return self.linear(f"{name}.down", product, INT16_MAX)
+        product, exponent = ops.gated(gate, up, int(self.tensors[f"{name}.gated.shift"]))
+        return self.linear(f"{name}.down", product, INT16_MAX, exponent)
 
     def logits(self, x: Ints) -> NDArray[np.int32]:
         """Last norm and vocabulary head: Q10.12, saturated to 23 bits."""

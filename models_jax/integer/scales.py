@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models_jax.integer.checkpoint import Floats
+from models_jax.integer.files import MAX_EXPONENT
 from planner.errors import UserError
 
+ROW_CLIPS = (1.0, 0.9, 0.8)
+"""Parts of the largest weight of a row that its scale is tried with."""
 CLIPS = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Parts of the largest value that a scale is tried with."""
+"""Parts of the largest value that a scale of activations is tried with."""
 BALANCES = (None, 0.25, 0.5, 0.75)
 """How much of the difference between channels moves from activations into weights; None: nothing."""
 TINY = 1e-9
@@ -35,35 +38,60 @@ def int8(x: Floats) -> Floats:
     return np.clip(np.floor(x + 0.5), -127, 127)
 
 
-def quantise_rows(weight: Floats, moments: Floats, clips: tuple[float, ...] = CLIPS) -> tuple[Floats, Floats]:
-    """int8 rows and their scales, with the least squared error of outputs for inputs of these second moments."""
+def shared_exponent(x: Floats) -> Floats:
+    """As `ops.gated` rounds: int8 times a power of two for each row, at most 2^8, in units of `x`."""
+    largest = np.maximum(np.floor(np.abs(x).max(axis=1, keepdims=True) + 0.5), 1)
+    unit = 2.0 ** np.clip(np.floor(np.log2(largest)) + 1 - 7, 0, MAX_EXPONENT)
+    return int8(x / unit) * unit
+
+
+def quantise_rows(weight: Floats, moments: Floats) -> tuple[Floats, Floats]:
+    """int8 rows and their scales, with a small squared error of outputs for inputs of these second moments."""
     largest = np.maximum(np.abs(weight).max(axis=1), TINY)
     best = np.full(len(weight), np.inf)
     rows, scales = np.zeros_like(weight), largest / 127
-    for clip in clips:
+    factor = inverse_factor(moments)
+    for clip in ROW_CLIPS:
         scale = largest * clip / 127
-        tried = int8(weight / scale[:, None])
+        tried = compensated(weight, scale, factor)
         error = weight - tried * scale[:, None]
-        loss = np.einsum("oi,ij,oj->o", error, moments, error, optimize=True)
+        loss = np.einsum("oi,oi->o", error @ moments, error)
         better = loss < best
         best[better], rows[better], scales[better] = loss[better], tried[better], scale[better]
     return rows, scales
 
 
-def quantise_linear(weight: Floats, x: Floats, balance: bool = True) -> QuantisedLinear:
+def inverse_factor(moments: Floats) -> Floats:
+    """Upper triangular factor of the inverse of the second moments, slightly damped."""
+    damped = moments + np.eye(len(moments)) * (0.01 * np.mean(np.diag(moments)) + TINY)
+    return np.linalg.cholesky(np.linalg.inv(damped)).T
+
+
+def compensated(weight: Floats, scale: Floats, factor: Floats) -> Floats:
+    """Round column by column; what a column loses is made up for by those after it (GPTQ, Frantar et al., 2022)."""
+    rest, rows = weight.copy(), np.zeros_like(weight)
+    for i in range(weight.shape[1]):
+        rows[:, i] = int8(rest[:, i] / scale)
+        error = (rest[:, i] - rows[:, i] * scale) / factor[i, i]
+        rest[:, i:] -= np.outer(error, factor[i, i:])
+    return rows
+
+
+def quantise_linear(weight: Floats, x: Floats, exponent: bool = False) -> QuantisedLinear:
     """Quantise a linear layer (out, in) and its input, judged by its outputs for the inputs `x` (tokens, in).
 
-    With `balance`, channels of the input may have different scales: what an input channel loses, its weights gain.
+    Channels of the input may have different scales: what an input channel loses, its weights gain. With
+    `exponent` the input is rounded by `shared_exponent`; the largest seen then fills half of its 16 bits.
     """
     wanted = x @ weight.T
     best, chosen = np.inf, None
-    for part in BALANCES if balance else (None,):
+    for part in BALANCES:
         channel = channel_scales(weight, x, part)
         scaled_x, scaled_weight = x / channel, weight * channel
-        for clip in CLIPS:
-            scale = max(float(np.abs(scaled_x).max()), TINY) * clip / 127
-            taken = int8(scaled_x / scale)
-            rows, scales = quantise_rows(scaled_weight * scale, taken.T @ taken / len(x), (1.0, 0.9, 0.8))
+        largest = max(float(np.abs(scaled_x).max()), TINY)
+        for scale in [largest / 16383] if exponent else [largest * clip / 127 for clip in CLIPS]:
+            taken = shared_exponent(scaled_x / scale) if exponent else int8(scaled_x / scale)
+            rows, scales = quantise_rows(scaled_weight * scale, taken.T @ taken / len(x))
             loss = float(np.mean((taken @ rows.T * scales - wanted) ** 2))
             if loss < best or chosen is None:
                 best, chosen = loss, QuantisedLinear(channel * scale, rows.astype(np.int8), scales)
@@ -81,17 +109,18 @@ def channel_scales(weight: Floats, x: Floats, part: float | None) -> Floats:
     return np.clip(raw / np.exp(np.mean(np.log(raw))), 1 / 32, 32)
 
 
-def requantisers(ratio: Floats, free: int, what: str) -> tuple[NDArray[np.int16], NDArray[np.int8]]:
+def requantisers(ratio: Floats, free: int, what: str, spare: int = 0) -> tuple[NDArray[np.int16], NDArray[np.int8]]:
     """Multipliers and shifts of `ops.requantise` for sums below 2^(31 - free): ratio = multiplier / 2^shift.
 
-    Rounded to the nearest multiplier of 15 bits. A ratio too small to give 1 becomes 0.
+    Rounded to the nearest multiplier of 15 bits. A ratio too small to give 1 becomes 0. `spare` is how much less
+    the shift may become.
     """
     part, exponent = np.frexp(np.asarray(ratio, np.float64))
     multiplier = np.floor(part * (1 << 15) + 0.5).astype(np.int64)
     shift = 15 - exponent.astype(np.int64)
     full = multiplier == 1 << 15
     multiplier, shift = np.where(full, 1 << 14, multiplier), np.where(full, shift - 1, shift)
-    low, high = max(1, 17 - free), 46 - free
+    low, high = max(1, 17 - free) + spare, 46 - free
     if np.any((shift < low) & (multiplier > 0)):
         raise UserError(
             f"{what} would be scaled up by {float(np.max(ratio)):.3g}, which version 1 cannot do",

@@ -177,10 +177,11 @@ def interpolate(table: np.ndarray, position: jax.Array, bits: int) -> jax.Array:
     return base[index] + shift_round(step[index] * place, bits)
 
 
-def linear(x: jax.Array, layer: Linear, limit: int | jax.Array) -> jax.Array:
-    """int8 values (rows, in) to requantised sums (rows, out)."""
+def linear(x: jax.Array, layer: Linear, limit: int | jax.Array, exponent: jax.Array | int = 0) -> jax.Array:
+    """int8 values (rows, in), times 2^exponent (rows, 1), to requantised sums (rows, out)."""
     sums = exact_dot(x.astype(jnp.float32), layer.weight)
-    return requantise(sums, layer.requantiser, headroom(layer.weight.shape[0]), limit)
+    requantiser = layer.requantiser._replace(shift=layer.requantiser.shift - exponent)
+    return requantise(sums, requantiser, headroom(layer.weight.shape[0]), limit)
 
 
 def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
@@ -239,12 +240,15 @@ def weighted_mean(weights: jax.Array, values: jax.Array, gain: jax.Array, shift:
     return saturate(shift_round(mean * gain, shift), INT8_MAX)
 
 
-def gated(gate: jax.Array, up: jax.Array, shift: jax.Array) -> jax.Array:
-    """See `ops.gated`."""
+def gated(gate: jax.Array, up: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """See `ops.gated`; gate and up (rows, size), exponent (rows, 1)."""
     positive = interpolate(tables.SIGMOID, jnp.minimum(jnp.abs(gate), (16 << ops.GATE_BITS) - 1), 4)
     sigmoid = jnp.where(gate < 0, (1 << 15) - positive, positive)
     silu = shift_round(gate * sigmoid, 15)
-    return saturate(shift_round(silu * up, shift), INT8_MAX)
+    product = saturate(shift_round(silu * up, shift), INT16_MAX)
+    largest = jnp.max(jnp.abs(product), -1, keepdims=True)
+    exponent = jnp.maximum(32 - jax.lax.clz(largest) - 7, 0)
+    return saturate((product + ((1 << exponent) >> 1)) >> exponent, INT8_MAX), exponent
 
 
 def attention(
@@ -273,7 +277,8 @@ def attention(
 def mlp(x: jax.Array, layer: Layer) -> jax.Array:
     """Change of the residual stream by SwiGLU."""
     gate, up = jnp.split(linear(rms_norm(x, layer.mlp_norm), layer.gate_up, INT16_MAX), 2, axis=-1)
-    return linear(gated(gate, up, layer.gated_shift), layer.down, INT16_MAX)
+    product, exponent = gated(gate, up, layer.gated_shift)
+    return linear(product, layer.down, INT16_MAX, exponent)
 
 
 def read_rows(p: Parameters, tokens: jax.Array, start: jax.Array, cache: Cache, s: Shape) -> tuple[jax.Array, Cache]:

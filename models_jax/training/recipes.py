@@ -67,7 +67,7 @@ def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = 
 
 
 RECIPES = {
-    "draft": Recipe("draft", _shape(32, 2, 96), steps=5000, rows=8, rate=6e-3, seed=1, sums_share=0.6),
+    "draft": Recipe("draft", _shape(48, 2, 128), steps=4000, rows=16, rate=5e-3, seed=1, sums_share=0.65),
     "target": Recipe(
         "target",
         _shape(128, 4, 352, head=32),

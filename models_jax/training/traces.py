@@ -28,9 +28,13 @@ class Derivation:
         return SETS[self.problem.set].label(self.problem, self.steps)
 
 
+TRAINING_SETS: dict[str, Sums | Countdown] = {"sums": Sums(fewest_terms=2), "countdown": Countdown()}
+"""What training draws from: sums of two terms as well, where the addition is easiest to find."""
+
+
 def draw_problem(name: str, rng: np.random.Generator) -> Problem:
     """A problem of the training part: held-out problems are passed over."""
-    problems = SETS[name]
+    problems = TRAINING_SETS[name]
     while True:
         problem = problems.draw(rng)
         if not held_out(problems.prompt(problem)):

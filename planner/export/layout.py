@@ -161,7 +161,7 @@ def _places(fine: nx.DiGraph, rows: Sequence[Sequence[Hashable]], sizes: Sizes) 
             wanted = [_mean([middle[n] for n in ns], middle[item]) for ns, item in zip(near, row, strict=True)]
             middle.update(zip(row, _apart(wanted, row, sizes), strict=True))
     left = min(x - sizes.width(item) / 2 for item, x in middle.items())
-    return {item: x - left for item, x in middle.items()}
+    return {item: round(x - left, 2) for item, x in middle.items()}
 
 
 def _neighbours(fine: nx.DiGraph, item: Hashable, sweep: int) -> Iterator[Hashable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from statistics import median
 
@@ -75,14 +76,14 @@ class _Picture:
     under: Mapping[str, str]
     """Device -> what stands under its name."""
 
-    @property
+    @cached_property
     def width(self) -> float:
         """Wide enough that half of the boxes can be told apart."""
         lengths = [b.end_us - b.start_us for b in self.timeline.boxes if b.end_us > b.start_us]
         wanted = 22 * self.end_us / median(lengths) if lengths else 0.0
         return min(WIDEST, max(WIDTH, NAMES + 2 * MARGIN + wanted))
 
-    @property
+    @cached_property
     def end_us(self) -> float:
         """The right end of the axis."""
         return max(1.0, 1.0 * self.timeline.end_us)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_ILLEGAL = re.compile("[^\\t\\n\\x20-\\x7e\\x85\\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold even when it is escaped, and carriage returns, which its readers change."""
+_ILLEGAL = re.compile("[^\\t\\n\\x20-\\x7e\\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold even when it is escaped, and what some readers take for the end of a line."""
 _NARROW = dict.fromkeys("fijlrtI.,:;'|!()[]/\\ ·", 0.40)
 _BROAD = dict.fromkeys("mwMW@%", 0.98)
 _WIDTHS = _NARROW | _BROAD

@@ -1,0 +1,225 @@
+"""Checkpoints: what is written is read, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tiny_models
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from models_jax.config import ModelConfig
+from models_jax.loading import load_checkpoint
+from models_jax.names import tensors
+from models_jax.tokenizer import Tokenizer
+from models_jax.transformer import Decoder
+from planner.errors import UserError
+
+VARIANTS = [(kind, tied, reward) for kind in tiny_models.KINDS for tied, reward in ((1, 0), (0, 0), (0, 1))]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_models.write(tmp_path, tiny_models.config(tied=False))
+    return tmp_path
+
+
+def leaves(model):
+    return {path: np.asarray(value[...]) for path, value in nnx.to_flat_state(nnx.state(model))}
+
+
+def change(folder, edit):
+    """Rewrite the weights with `edit` applied to the mapping of tensors."""
+    path = folder / "model.safetensors"
+    values = load_file(path)
+    edit(values)
+    save_file(values, path)
+
+
+@pytest.mark.parametrize(("kind", "tied", "reward"), VARIANTS)
+def test_round_trip(tmp_path, kind, tied, reward):
+    config = tiny_models.config(kind, tied=bool(tied), reward=bool(reward))
+    model = tiny_models.write(tmp_path, config)
+    read, loaded = load_checkpoint(tmp_path)
+    assert read == config
+    expected, found = leaves(model), leaves(loaded)
+    assert expected.keys() == found.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=str(path))
+
+
+@pytest.mark.parametrize(("kind", "tied", "reward"), VARIANTS)
+def test_table_names_every_parameter_once(kind, tied, reward):
+    config = tiny_models.config(kind, tied=bool(tied), reward=bool(reward))
+    shapes = {
+        path: value.shape
+        for path, value in nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0)))))
+    }
+    table = tensors(config)
+    assert len({tensor.name for tensor in table}) == len(table)
+    assert {t.path: t.shape[::-1] if t.transposed else t.shape for t in table} == shapes
+
+
+def test_names_are_those_of_hugging_face():
+    names = {tensor.name for tensor in tensors(tiny_models.config("qwen3", tied=False))}
+    assert "model.layers.1.self_attn.q_norm.weight" in names
+    assert "lm_head.weight" in names
+    biased = {tensor.name for tensor in tensors(tiny_models.config("qwen2", reward=True))}
+    assert "model.layers.0.self_attn.q_proj.bias" in biased
+    assert "model.layers.0.self_attn.o_proj.bias" not in biased
+    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias"} < biased
+
+
+def test_weights_are_cast(folder):
+    _, model = load_checkpoint(folder, jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype(jnp.bfloat16)}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_files_are_read(folder, dtype):
+    exact = load_checkpoint(folder)[1]
+    change(folder, lambda values: values.update({k: v.astype(dtype) for k, v in values.items()}))
+    half = load_checkpoint(folder)[1]
+    for path, value in leaves(exact).items():
+        np.testing.assert_array_equal(leaves(half)[path], value.astype(dtype).astype(np.float32))
+
+
+def test_shards_are_read(folder):
+    values = load_file(folder / "model.safetensors")
+    whole = leaves(load_checkpoint(folder)[1])
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{i % 2 + 1}-of-2.safetensors" for i, name in enumerate(values)}
+    for shard in set(places.values()):
+        save_file({name: values[name] for name, place in places.items() if place == shard}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    found = leaves(load_checkpoint(folder)[1])
+    assert all((found[path] == value).all() for path, value in whole.items())
+    (folder / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no model-2-of-2\.safetensors"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": {"a": "../b.safetensors"}}'])
+def test_wrong_index_is_named(folder, content):
+    (folder / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(UserError, match=r"index\.json"):
+        load_checkpoint(folder)
+
+
+def test_missing_tensor_is_named(folder):
+    change(folder, lambda values: values.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(UserError, match=r"tensor model\.layers\.1\.mlp\.up_proj\.weight is missing \(1 in all\)"):
+        load_checkpoint(folder)
+
+
+def test_extra_tensor_is_named(folder):
+    change(folder, lambda values: values.update({"model.layers.7.more": np.zeros(2, np.float32)}))
+    with pytest.raises(UserError, match=r"tensor model\.layers\.7\.more has no place"):
+        load_checkpoint(folder)
+
+
+def test_head_of_a_tied_model_is_left_alone(tmp_path):
+    model = tiny_models.write(tmp_path)
+    change(tmp_path, lambda v: v.update({"lm_head.weight": v["model.embed_tokens.weight"].copy()}))
+    np.testing.assert_array_equal(load_checkpoint(tmp_path)[1].norm.weight[...], model.norm.weight[...])
+
+
+def test_misshapen_tensor_is_named(folder):
+    change(folder, lambda values: values.update({"model.norm.weight": np.zeros(3, np.float32)}))
+    with pytest.raises(UserError, match=r"model\.norm\.weight has shape \(3,\), config\.json asks for \(32,\)"):
+        load_checkpoint(folder)
+
+
+def test_quantised_tensor_is_named(folder):
+    change(folder, lambda values: values.update({"model.norm.weight": np.zeros(32, np.int8)}))
+    with pytest.raises(UserError, match=r"model\.norm\.weight is int8"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 1000, -1])
+def test_truncated_file_is_named(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors: the file is damaged"):
+        load_checkpoint(folder)
+
+
+def test_missing_weights_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"no model\.safetensors"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"mlp_bias": True}, {"use_sliding_window": True}])
+def test_variants_that_would_be_computed_wrongly_are_refused(change):
+    raw = tiny_models.config().to_dict() | change
+    with pytest.raises(UserError, match=next(iter(change))):
+        ModelConfig.from_dict(raw, "config.json")
+
+
+class TestTokenizer:
+    @pytest.fixture
+    def tokens(self, folder):
+        return Tokenizer(folder)
+
+    def test_round_trip(self, tokens):
+        text = "12 + 3 = 15\n"
+        assert tokens.decode(tokens.encode(text)) == text
+        assert tokens.encode("") == ()
+
+    def test_unreadable_character_is_named(self, tokens):
+        with pytest.raises(UserError, match=r"no character '√' \(at position 3 of '1 \+√2'\)"):
+            tokens.encode("1 +√2")
+
+    def test_end_of_text_is_left_out(self, tokens):
+        assert tokens.eos_ids == (1,)
+        assert tokens.decode((*tokens.encode("7"), 1, 0)) == "7"
+
+    def test_stop_ids_contain_the_delimiter(self, tokens):
+        assert tokens.stop_ids("\n") == (tiny_models.TOKENS.index("\n"),)
+        assert tokens.stop_ids("\n\n") == ()
+
+    def test_equal_files_have_equal_hashes(self, tokens, tmp_path_factory):
+        other = tmp_path_factory.mktemp("other")
+        tiny_models.write(other, seed=5)
+        assert Tokenizer(other).hash == tokens.hash
+
+    def test_several_ends_of_text(self, folder):
+        (folder / "generation_config.json").write_text('{"eos_token_id": [1, 0]}')
+        assert Tokenizer(folder).eos_ids == (1, 0)
+        (folder / "generation_config.json").write_text('{"eos_token_id": "x"}')
+        with pytest.raises(UserError, match="eos_token_id 'x'"):
+            Tokenizer(folder)
+
+    def test_end_of_text_from_the_config(self, folder):
+        (folder / "generation_config.json").unlink()
+        assert Tokenizer(folder).eos_ids == ()
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(raw | {"eos_token_id": 1}))
+        assert Tokenizer(folder).eos_ids == (1,)
+
+    @pytest.mark.parametrize("content", [None, "{", "{}"])
+    def test_broken_file_is_named(self, folder, content):
+        path = folder / "tokenizer.json"
+        path.unlink() if content is None else path.write_text(content)
+        with pytest.raises(UserError, match=r"tokenizer\.json"):
+            Tokenizer(folder)
+
+    def test_byte_level_vocabulary(self, tmp_path):
+        from tokenizers import Tokenizer as Fast
+        from tokenizers import decoders, models, pre_tokenizers
+
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocab = {letter: i for i, letter in enumerate(letters)} | {"Ċ" * 2: 256, ".Ċ": 257, ".ĊĊ": 258}
+        made = Fast(models.BPE(vocab=vocab, merges=[("Ċ", "Ċ"), (".", "Ċ"), (".Ċ", "Ċ")]))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+        made.save(str(tmp_path / "tokenizer.json"))
+        tokens = Tokenizer(tmp_path)
+        assert tokens.stop_ids("\n\n") == (256, 258)
+        assert tokens.decode(tokens.encode("naïve √2.\n\n")) == "naïve √2.\n\n"
