@@ -13,7 +13,7 @@ from planner.errors import UserError
 from planner.machine import Device, DeviceKind, Machine
 from planner.shape import ModelShape
 from planner.units import Microseconds
-from planner.workflow import Arithmetic, Numerics, RoleName, Workflow
+from planner.workflow import Arithmetic, Numerics, RoleName, Statistics, Workflow
 from planner.yaml_file import Rule, content_hash, from_mapping, hold, read_yaml, to_mapping
 
 CACHES = 2
@@ -135,11 +135,29 @@ class CostEntry:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """How well the fitted entries of a role on a device say what was seen."""
+
+    role: RoleName
+    device: str
+    rows: int
+    left_out: int
+    """Rows that were strays, such as cold starts."""
+    median_error: float
+    """Median of |fitted - seen| / seen."""
+    total_error: float
+    """Fitted total over the seen total, minus 1."""
+
+
+@dataclass(frozen=True)
 class CostTable:
     """Measured, fitted or published costs of a machine; they go before the roofline."""
 
     entries: tuple[CostEntry, ...]
     description: str = ""
+    statistics: Statistics | None = None
+    """What a fit saw of outcomes and lengths."""
+    fits: tuple[Fit, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:

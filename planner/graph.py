@@ -189,7 +189,9 @@ class Rule:
 
 
 def _unclosed(graph: TaskGraph, task: Task) -> bool:
-    return any(set(graph.by_id[l.verify].guard) - set(task.guard) for l in task.guard if l.verify in graph.by_id)
+    # In order, so that the verdicts that a task waits for are closed as well, whatever it runs ahead of.
+    known = [(i, graph.by_id[l.verify].guard) for i, l in enumerate(task.guard) if l.verify in graph.by_id]
+    return any(set(guard) - set(task.guard[:i]) for i, guard in known)
 
 
 def _guard_of_unknown(graph: TaskGraph, task: Task) -> bool:
@@ -207,7 +209,10 @@ def _uses_unused(graph: TaskGraph, task: Task) -> bool:
     return any(set(p.guard) - set(task.guard) for p in graph.producers(task.id))
 
 
+_ID = r"[\w.:-]+"
+
 RULES: tuple[Rule, ...] = (
+    Rule("id", "an id is letters, digits, dots, colons and hyphens", lambda g, t: not re.fullmatch(_ID, t.id)),
     Rule("role", "an op runs on its own role", lambda g, t: t.role not in ROLE_OF[t.op]),
     Rule("round", "the round lies in the window", lambda g, t: not 0 <= t.round < g.rounds),
     Rule("tokens", "token counts are not negative", lambda g, t: min(t.tokens_in, t.tokens_out, t.context) < 0),
@@ -216,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     Rule("chance", "a probability lies in 0..1", lambda g, t: t.accept is not None and not 0 <= t.accept <= 1),
     Rule("guard-known", "a guard names VERIFY tasks of the graph that have a verdict", _guard_of_unknown),
     Rule("guard-once", "a guard names a VERIFY task once", _contradicts),
-    Rule("guard-closed", "a guard holds the guards of the verdicts that it names", _unclosed),
+    Rule("guard-closed", "the guard of a verdict stands before it in a guard", _unclosed),
     Rule("producer", "a task's producers run wherever it is used", _uses_unused),
     Rule(
         "verified",
@@ -247,9 +252,9 @@ def verify(graph: TaskGraph) -> TaskGraph:
 # --- text ---------------------------------------------------------------------------------------------------------
 
 _TASK = re.compile(
-    r"(?P<id>\S+) = (?P<op>[A-Z]+) (?P<role>\w+) round=(?P<round>\d+) in=(?P<tin>\d+) out=(?P<tout>\d+)"
-    r" context=(?P<context>\d+)(?: accept=(?P<accept>[0-9.e+-]+))?(?: from (?P<edges>\S+(?:, \S+)*))?"
-    r"(?: if (?P<guard>\S+(?: & \S+)*))?"
+    rf"(?P<id>{_ID}) = (?P<op>[A-Z]+) (?P<role>\w+) round=(?P<round>\d+) in=(?P<tin>\d+) out=(?P<tout>\d+)"
+    rf" context=(?P<context>\d+)(?: accept=(?P<accept>[0-9.e+-]+))?(?: from (?P<edges>~?{_ID}(?:, ~?{_ID})*))?"
+    rf"(?: if (?P<guard>\??!?{_ID}(?: & \??!?{_ID})*))?"
 )
 
 
@@ -295,7 +300,7 @@ def from_text(text: str, where: str = "graph text") -> TaskGraph:
         try:
             tasks.append(_task_from(match))
         except ValueError as bad:
-            raise UserError(str(bad), where=f"{where}, line {n}", mend="use a known op, role and number") from None
+            raise UserError(str(bad), where=f"{where}, line {n}", mend="write a task as to_text does") from None
         for source in filter(None, (match["edges"] or "").split(", ")):
             kind = EdgeKind.STREAM if source.startswith("~") else EdgeKind.DATA
             edges.append(Edge(source.lstrip("~"), match["id"], kind))
@@ -304,6 +309,9 @@ def from_text(text: str, where: str = "graph text") -> TaskGraph:
 
 def _task_from(match: re.Match[str]) -> Task:
     parts = [part for part in (match["guard"] or "").split(" & ") if part]
+    unknown = [part.startswith("?") for part in parts]
+    if unknown != sorted(unknown):
+        raise ValueError("a verdict without ? follows one with it")
     literals = tuple(
         Literal(part.lstrip("?!"), Verdict.REJECT if part.lstrip("?").startswith("!") else Verdict.ACCEPT)
         for part in parts
@@ -317,6 +325,6 @@ def _task_from(match: re.Match[str]) -> Task:
         tokens_out=int(match["tout"]),
         context=int(match["context"]),
         guard=literals,
-        ahead=sum(part.startswith("?") for part in parts),
+        ahead=sum(unknown),
         accept=None if match["accept"] is None else float(match["accept"]),
     )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from models_jax.integer import ops, tables, twin
 from models_jax.integer.files import headroom
 from models_jax.integer.scales import gains, requantisers
@@ -12,7 +13,9 @@ from models_jax.integer.scales import gains, requantisers
 rng = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("x", "shift", "wanted"), [(3, 1, 2), (-3, 1, -1), (-1, 1, 0), (5, 2, 1), (6, 2, 2), (-6, 2, -1)])
+@pytest.mark.parametrize(
+    ("x", "shift", "wanted"), [(3, 1, 2), (-3, 1, -1), (-1, 1, 0), (5, 2, 1), (6, 2, 2), (-6, 2, -1)]
+)
 def test_halves_round_upwards(x, shift, wanted):
     assert int(ops.shift_round(np.int64(x), shift)) == wanted
 
@@ -78,7 +81,9 @@ def test_rotation():
     extremes = np.array([[32767] * 16, [-32767] * 16, [32767] * 8 + [-32767] * 8])
     for values in (x, extremes):
         turn = [jnp.asarray(t.astype(np.int32)) for t in (cosine, sine)]
-        np.testing.assert_array_equal(twin.rotate(jnp.asarray(values.astype(np.int32)), *turn), ops.rotate(values, cosine, sine))
+        np.testing.assert_array_equal(
+            twin.rotate(jnp.asarray(values.astype(np.int32)), *turn), ops.rotate(values, cosine, sine)
+        )
 
 
 def test_softmax_and_mean():
@@ -96,7 +101,9 @@ def test_softmax_and_mean():
     seen = jnp.ones(scores.shape, bool)
     ours = twin.softmax_weights(jnp.asarray(scores.astype(np.int32)), seen, softmax, 16)
     np.testing.assert_array_equal(ours, weights)
-    ours = twin.weighted_mean(ours[None], jnp.asarray(values[None].astype(np.float32)), jnp.asarray(gain), jnp.int32(21))
+    ours = twin.weighted_mean(
+        ours[None], jnp.asarray(values[None].astype(np.float32)), jnp.asarray(gain), jnp.int32(21)
+    )
     np.testing.assert_array_equal(ours[0], found)
 
 
@@ -109,7 +116,10 @@ def test_mean_at_the_extremes(tokens, value):
     wanted = ops.weighted_mean(weights, values, gain, 21)
     assert wanted[2] == value
     ours = twin.weighted_mean(
-        jnp.asarray(weights.astype(np.int32))[None, None], jnp.asarray(values.astype(np.float32))[None], jnp.asarray(gain), jnp.int32(21)
+        jnp.asarray(weights.astype(np.int32))[None, None],
+        jnp.asarray(values.astype(np.float32))[None],
+        jnp.asarray(gain),
+        jnp.int32(21),
     )
     np.testing.assert_array_equal(ours[0, 0], wanted)
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
+
 from models_jax.integer import decode, gumbel, tables
 from planner.errors import UserError
 
@@ -93,5 +94,5 @@ def test_equal_logits_choose_the_lowest_token():
 
 @pytest.mark.parametrize("temperature", [-0.1, 8.1, float("nan")])
 def test_temperatures_outside_the_range_are_refused(temperature):
-    with pytest.raises(UserError, match="outside 0 .. 8"):
+    with pytest.raises(UserError, match=r"outside 0 \.\. 8"):
         gumbel.temperature_units(temperature)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from models_jax.integer import decode, gumbel, twin
 from models_jax.integer.files import Shape, check_tensors
 from models_jax.integer.random_model import random_model
@@ -97,9 +98,7 @@ class Driver:
         padded = np.zeros(SLOTS, np.int32)
         padded[:length] = self.tokens
         numbers = [jnp.int32(n) for n in (self.computed, length, length + max_new)]
-        done = decode.advance(
-            self.parameters, self.cache, jnp.asarray(padded), *numbers, self.sampler, shape=SHAPE
-        )
+        done = decode.advance(self.parameters, self.cache, jnp.asarray(padded), *numbers, self.sampler, shape=SHAPE)
         self.cache, self.computed = done.cache, int(done.computed)
         self.tokens = np.asarray(done.tokens)[: int(done.length)].tolist()
         return self.tokens[length:]
@@ -170,7 +169,9 @@ def test_caches_are_the_same():
     _, cache = reference_logits(MODEL, driver.tokens[:-1])
     for layer in range(SHAPE.num_hidden_layers):
         np.testing.assert_array_equal(driver.cache.keys[layer][: driver.computed], cache.keys[layer, : driver.computed])
-        np.testing.assert_array_equal(driver.cache.values[layer][: driver.computed], cache.values[layer, : driver.computed])
+        np.testing.assert_array_equal(
+            driver.cache.values[layer][: driver.computed], cache.values[layer, : driver.computed]
+        )
 
 
 def test_the_last_slot_of_the_context():

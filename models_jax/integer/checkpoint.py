@@ -94,7 +94,10 @@ def wanted(config: ModelConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
     wide, narrow = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     sizes = {"q": (wide, hidden), "k": (narrow, hidden), "v": (narrow, hidden), "o": (hidden, wide)}
     sizes |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
-    names: dict[str, tuple[str, tuple[int, ...]]] = {"embed": ("model.embed_tokens", ends), "norm": ("model.norm", (hidden,))}
+    names: dict[str, tuple[str, tuple[int, ...]]] = {
+        "embed": ("model.embed_tokens", ends),
+        "norm": ("model.norm", (hidden,)),
+    }
     if not c.tie_word_embeddings:
         names["head"] = ("lm_head", ends)
     for i in range(c.num_hidden_layers):

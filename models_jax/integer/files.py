@@ -18,7 +18,7 @@ from planner.errors import UserError
 
 SPEC_VERSION = 1
 """Version of the specification that this package implements."""
-FORMAT = "heteroreason-integer"
+METADATA_KEY = "heteroreason_integer_model"
 FILE_NAME = "integer.safetensors"
 """The file of the integer model beside the float weights."""
 MAX_CONTEXT = 2048
@@ -226,19 +226,20 @@ def read(path: Path) -> IntegerModel:
 
 def read_shape(metadata: Mapping[str, str], where: str) -> Shape:
     """The shape from the metadata of a file of the right format and version."""
-    if metadata.get("format") != FORMAT:
-        raise UserError("not an integer model: its metadata has no format entry", where=where, mend=MEND)
-    version = metadata.get("spec_version", "")
-    if version != str(SPEC_VERSION):
+    try:
+        header = json.loads(metadata[METADATA_KEY])
+        version, raw = header["spec_version"], header["shape"]
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"not an integer model: its metadata has no {METADATA_KEY}", where=where, mend=MEND) from None
+    if version != SPEC_VERSION:
         raise UserError(
             f"version {version!r} of the integer model is not known here, version {SPEC_VERSION} is",
             where=where,
             mend=f"update heteroreason, or {MEND}",
         )
     try:
-        raw = json.loads(metadata["shape"])
-        shape = Shape(**{field.name: int(raw[field.name]) for field in fields(Shape) if field.name != "tied"},
-                      tied=bool(raw["tied"]))  # fmt: skip
+        sizes = {field.name: int(raw[field.name]) for field in fields(Shape) if field.name != "tied"}
+        shape = Shape(**sizes, tied=bool(raw["tied"]))
     except (KeyError, TypeError, ValueError) as bad:
         raise UserError(f"the shape in its metadata cannot be read ({bad})", where=where, mend=MEND) from None
     shape.check(where)
@@ -249,10 +250,7 @@ def write(path: Path, shape: Shape, tensors: Tensors) -> None:
     """Write a file that `read` accepts; checks it first."""
     shape.check(str(path))
     check_tensors(shape, tensors, str(path))
-    metadata = {
-        "format": FORMAT,
-        "spec_version": str(SPEC_VERSION),
-        "shape": json.dumps(asdict(shape), sort_keys=True),
-    }
+    # One entry alone: the library writes several in random order, and the same model is to give the same bytes.
+    metadata = {METADATA_KEY: json.dumps({"spec_version": SPEC_VERSION, "shape": asdict(shape)}, sort_keys=True)}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: np.array(value, order="C") for name, value in tensors.items()}, path, metadata)

@@ -30,6 +30,7 @@ from models_jax.integer.scales import (
 )
 from planner.errors import UserError
 
+DESCRIPTION = "Make the integer model of a float checkpoint."
 STREAM_MARGIN = 1.5
 """Room in the residual stream above the largest value seen."""
 MOST_ROWS = 4096
@@ -70,6 +71,7 @@ def shape_of(model: Checkpoint) -> Shape:
 def activations(model: Checkpoint, sequences: Sequences) -> dict[str, Floats]:
     """Every recorded intermediate result over the calibration tokens, at most MOST_ROWS rows of each."""
     found: dict[str, list[Floats]] = {}
+    check_tokens(sequences, model.config.vocab_size)
     for tokens in sequences:
         if len(tokens):
             model(tokens, lambda name, value: found.setdefault(name, []).append(value))
@@ -77,6 +79,17 @@ def activations(model: Checkpoint, sequences: Sequences) -> dict[str, Floats]:
         raise UserError("no calibration tokens", mend="give sequences that the model would read and write")
     joined = {name: np.concatenate(values) for name, values in found.items()}
     return {name: x if name == "stream" else thin(x) for name, x in joined.items()}
+
+
+def check_tokens(sequences: Sequences, vocab_size: int) -> None:
+    """Raise UserError for a token that the model does not know."""
+    for number, tokens in enumerate(sequences, 1):
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise UserError(
+                f"calibration sequence {number} spans tokens {tokens.min()} .. {tokens.max()}, "
+                f"the model knows 0 .. {vocab_size - 1}",
+                mend="use token ids of this model's tokenizer",
+            )
 
 
 def thin(x: Floats) -> Floats:
@@ -136,9 +149,7 @@ def put_linear(out: Tensors, name: str, weight: NDArray[np.int8], ratio: Floats)
     out[f"{name}.multiplier"], out[f"{name}.shift"] = requantisers(ratio, headroom(weight.shape[1]), name, spare)
 
 
-def quantise_attention(
-    model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, out: Tensors
-) -> None:
+def quantise_attention(model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, out: Tensors) -> None:
     """Norm, projections, softmax and mean of one layer."""
     c, w = model.config, model.weights
     heads, dim = c.num_key_value_heads, c.head_dim
@@ -251,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import argparse
     import sys
 
-    parser = argparse.ArgumentParser(prog="python -m models_jax.integer.quantise", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m models_jax.integer.quantise", description=DESCRIPTION)
     parser.add_argument("folder", type=Path, help="checkpoint in Hugging Face layout")
     parser.add_argument("--calibration", type=Path, required=True, help="JSON lines of token id arrays")
     parser.add_argument("-o", "--output", type=Path, help=f"file to write (default: FOLDER/{FILE_NAME})")

@@ -90,9 +90,7 @@ class Reference:
         sums = ops.matvec(t[f"{name}.weight"], x)
         return ops.requantise(sums, t[f"{name}.multiplier"], t[f"{name}.shift"] - exponent, limit)
 
-    def attention(
-        self, name: str, x: Ints, position: int, keys: NDArray[np.int8], values: NDArray[np.int8]
-    ) -> Ints:
+    def attention(self, name: str, x: Ints, position: int, keys: NDArray[np.int8], values: NDArray[np.int8]) -> Ints:
         """Change of the residual stream by grouped-query attention; writes slot `position` of the cache.
 
         q and k: int16 Q10.6 before and int8 after the rotation. v: int8.
@@ -111,9 +109,7 @@ class Reference:
             seen_keys = keys[: position + 1, i // group].astype(np.int64)
             seen_values = values[: position + 1, i // group].astype(np.int64)
             scores = ops.matvec(seen_keys, q[i])
-            weights = ops.softmax_weights(
-                scores, int(t[f"{name}.softmax.multiplier"]), int(t[f"{name}.softmax.shift"])
-            )
+            weights = ops.softmax_weights(scores, int(t[f"{name}.softmax.multiplier"]), int(t[f"{name}.softmax.shift"]))
             heads.append(ops.weighted_mean(weights, seen_values, gain[i], mean_shift))
         return self.linear(f"{name}.o", np.concatenate(heads), INT16_MAX)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models_jax.device import Device
@@ -21,7 +22,6 @@ from planner.runtime.backend import ModelInfo, Output, Work
 from planner.workflow import Role
 
 
-
 class IntegerRunner:
     """Weights on one JAX device, a cache a sequence, everything compiled before the first chunk."""
 
@@ -35,7 +35,8 @@ class IntegerRunner:
         self._slots = role.numerics.cache_tokens + FEED_ROWS
         self._sequences = Sequences(name, role.numerics.cache_tokens, self._slots, model.shape.vocab_size)
         self._caches: dict[str, Cache] = {}
-        self._stops = stop_mask(self._tokenizer, model.shape.vocab_size, delimiter, folder)
+        self._stop_mask = stop_mask(self._tokenizer, model.shape.vocab_size, delimiter, folder)
+        self._stops = jax.device_put(self._stop_mask, device)
         self._parameters: Parameters | None = jax.device_put(parameters(model), device)
         self.info = model_info(model, folder, self._tokenizer, role.numerics.cache_tokens)
         self.run(Work(role=name, sequence="", keep=0, feed=(0,)))
@@ -54,7 +55,10 @@ class IntegerRunner:
         if self._parameters is None:
             raise RuntimeError(f"role {self._name!r} is closed")
         if work.score:
-            raise UserError(f"role {self._name!r} has an integer model, which cannot score", mend="use a float one")
+            raise UserError(
+                f"role {self._name!r} has an integer model, which has no reward head",
+                mend="score with a float reward model",
+            )
         units = temperature_units(work.temperature)
         held = self._sequences.open(work)
         return self._write(self._parameters, work, held, units)
@@ -74,6 +78,8 @@ class IntegerRunner:
         first, limit = held.length, self._sequences.limit(work, held)
         if limit == first and held.computed == first:
             return Output()
+        key = jnp.asarray(np.array(key_words(work.key), np.uint32))
+        sampler = Sampler(key, jnp.int32(temperature), self._stops)
         cache = self._take_cache(work.sequence, held)
         # The logits of the last token are needed anew: it is read once more.
         computed = min(held.computed, first - 1) if limit > first else held.computed
@@ -84,7 +90,7 @@ class IntegerRunner:
             np.int32(computed),
             np.int32(first),
             np.int32(limit),
-            Sampler(np.array(key_words(work.key), np.uint32), np.int32(temperature), self._stops),
+            sampler,
             shape=self._shape,
         )
         self._caches[work.sequence] = done.cache
@@ -94,7 +100,7 @@ class IntegerRunner:
         return self._output(tuple(int(token) for token in written))
 
     def _output(self, tokens: tuple[int, ...]) -> Output:
-        complete = bool(tokens) and bool(self._stops[tokens[-1]])
+        complete = bool(tokens) and bool(self._stop_mask[tokens[-1]])
         return Output(tokens, complete, ended=bool(tokens) and tokens[-1] in self._tokenizer.eos_ids)
 
     def _take_cache(self, sequence: str, held: Held) -> Cache:

@@ -35,7 +35,7 @@ class QuantisedLinear:
 
 def int8(x: Floats) -> Floats:
     """Nearest integer, saturated to int8."""
-    return np.clip(np.floor(x + 0.5), -127, 127)
+    return np.asarray(np.clip(np.floor(x + 0.5), -127, 127), np.float64)
 
 
 def shared_exponent(x: Floats) -> Floats:

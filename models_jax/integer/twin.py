@@ -152,12 +152,12 @@ def shift_round(x: jax.Array, shift: jax.Array | int) -> jax.Array:
     return (x + (1 << (shift - 1))) >> shift
 
 
-def saturate(x: jax.Array, limit: int) -> jax.Array:
+def saturate(x: jax.Array, limit: int | jax.Array) -> jax.Array:
     """See `ops.saturate`."""
     return jnp.clip(x, -limit, limit)
 
 
-def requantise(x: jax.Array, requantiser: Requantiser, free: int, limit: int) -> jax.Array:
+def requantise(x: jax.Array, requantiser: Requantiser, free: int, limit: int | jax.Array) -> jax.Array:
     """See `ops.requantise`. |x| < 2^(31 - free).
 
     With scaled = x * 2^free = upper * 2^16 + lower, the product is (upper * m + lower * m / 2^16) * 2^16, and the
@@ -252,7 +252,12 @@ def gated(gate: jax.Array, up: jax.Array, shift: jax.Array) -> tuple[jax.Array, 
 
 
 def attention(
-    x: jax.Array, layer: Layer, turn: tuple[jax.Array, jax.Array], start: jax.Array, kv: tuple[jax.Array, jax.Array], s: Shape
+    x: jax.Array,
+    layer: Layer,
+    turn: tuple[jax.Array, jax.Array],
+    start: jax.Array,
+    kv: tuple[jax.Array, jax.Array],
+    s: Shape,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Change of the residual stream x (rows, hidden) for tokens from position `start` on, and the cache written to."""
     rows, kv_heads, dim = x.shape[0], s.num_key_value_heads, s.head_dim

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from flax import nnx
 
+from models_jax.config import ModelConfig
+from models_jax.training.export import assign, tensors
 from models_jax.training.sample import sample
 from models_jax.training.traces import SETS, Derivation, draw_problem
 from models_jax.transformer import Decoder
@@ -39,3 +42,10 @@ def traces(draft: Decoder, target: Decoder, problems: Sequence[Problem], seed: i
     opening = [run.steps[: int(rng.integers(0, max(1, len(run.steps))))] for run in opened]
     made += sample(target, problems, seed + 11, 0.7, opening)
     return [run for run in made if run.steps]
+
+
+def from_lower_layers(config: ModelConfig, target: Decoder, seed: int) -> Decoder:
+    """A new reward model whose embedding, layers and last norm are those of the target, as far as it has them."""
+    model = Decoder(config, nnx.Rngs(seed))
+    assign(model, {**tensors(model), **{k: v for k, v in tensors(target).items() if k in tensors(model)}})
+    return model

@@ -42,10 +42,10 @@ class Recipe:
             )
         if self.reward_weight:
             text += (
-                "First trained on made-up mistakes, next token and reward together; these are the figures of the "
-                f"second run, which goes on from there: 60 % traces of the draft and the target ({self.traces} in "
-                "all), 25 % made-up mistakes, 15 % right derivations. The traces go on after a wrong step. The reward "
-                "is trained at every token of a step, four times as much at its end.\n"
+                "It starts from the embedding and the first layers of the target. The data are 60 % traces of the "
+                f"draft and the target ({self.traces} in all), 25 % derivations with a made-up mistake, 15 % right "
+                "ones; all go on after a mistake. The reward is trained at every token of a step, four times as much "
+                "at its end, beside the next token at half the weight.\n"
             )
         return text
 
@@ -78,26 +78,16 @@ RECIPES = {
         sums_share=0.4,
         self_score_share=0.06,
     ),
-    "prm_first": Recipe(
-        "prm_first",
-        _shape(96, 4, 256, head=32, reward=True),
-        steps=5000,
-        rows=8,
-        rate=2.5e-3,
-        seed=3,
-        sums_share=0.4,
-        reward_weight=1.0,
-    ),
     "prm": Recipe(
         "prm",
-        _shape(96, 4, 256, head=32, reward=True),
+        _shape(128, 3, 352, head=32, reward=True),
         steps=3000,
         rows=8,
-        rate=1e-3,
-        seed=4,
+        rate=1.5e-3,
+        seed=3,
         sums_share=0.4,
         reward_weight=2.0,
         traces=24_000,
-        decay_share=0.8,
+        decay_share=0.7,
     ),
 }

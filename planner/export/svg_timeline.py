@@ -63,7 +63,8 @@ def _ending(episode: Episode) -> str:
     said = "No answer" if end.answer is None else f"Answer {one_line(end.answer)}"
     graded = {True: ", right", False: ", wrong", None: ""}[end.correct]
     took = duration(end.at_us - min(episode.times_us()))
-    return f"{said}{graded}; {len(end.steps)} steps, ended by {end.status}, {took}"
+    steps = "1 step" if len(end.steps) == 1 else f"{len(end.steps)} steps"
+    return f"{said}{graded}; {steps}, ended by {end.status}, {took}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,199 @@
+"""From workflows to graphs, and what passes make speculative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_cases import DRAFT, PRM, TARGET, graphs, workflow, workflows
+
+from planner.errors import UserError
+from planner.graph import Op, Task, TaskGraph, holds, to_text, verify
+from planner.lower import lower
+from planner.passes import DraftAhead, OneAtATime, Pass, PrefetchRefine, run_passes
+from planner.workflow import NEEDED_ROLES, Policy, Statistics, Workflow
+
+FLOW = workflow(statistics=Statistics(0.8, 0.7, prompt_tokens=24, draft_step_tokens=10, target_step_tokens=12))
+
+DRAFT_ONLY = """\
+window rounds=2
+prefill.draft = PREFILL draft round=0 in=24 out=0 context=0
+draft = DRAFT draft round=0 in=0 out=10 context=24 from prefill.draft
+draft.A = DRAFT draft round=1 in=0 out=10 context=34 from prefill.draft, draft
+"""
+TARGET_ONLY = """\
+window rounds=2
+prefill.target = PREFILL target round=0 in=24 out=0 context=0
+refine = REFINE target round=0 in=0 out=12 context=24 from prefill.target
+refine.R = REFINE target round=1 in=0 out=12 context=36 from prefill.target, refine
+"""
+PREFILLS = """\
+window rounds=2
+prefill.draft = PREFILL draft round=0 in=24 out=0 context=0
+prefill.prm = PREFILL prm round=0 in=24 out=0 context=0
+prefill.target = PREFILL target round=0 in=24 out=0 context=0
+draft = DRAFT draft round=0 in=0 out=10 context=24 from prefill.draft
+verify = VERIFY prm round=0 in=10 out=0 context=24 accept=0.8 from prefill.prm, draft
+refine = REFINE target round=0 in=0 out=12 context=24 from prefill.target if !verify
+draft.A = DRAFT draft round=1 in=0 out=10 context=34 from prefill.draft, draft if verify
+"""
+AFTER_A_REFINED = """\
+draft.R = DRAFT draft round=1 in=12 out=10 context=36 from prefill.draft, refine if !verify
+"""
+
+
+def lowered(kind: Policy, rounds: int = 2) -> TaskGraph:
+    return lower(replace(FLOW, policy=replace(FLOW.policy, kind=kind)), rounds)
+
+
+def line(graph: TaskGraph, task: str) -> str:
+    return next(row for row in to_text(graph).splitlines() if row.startswith(f"{task} = "))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(Policy.DRAFT_ONLY, DRAFT_ONLY), (Policy.TARGET_ONLY, TARGET_ONLY)], ids=["draft", "target"]
+)
+def test_one_role_alone_is_a_chain(kind: Policy, text: str) -> None:
+    assert to_text(lowered(kind)) == text
+    assert len(lowered(kind).outcomes) == 1
+
+
+def test_rsd_reads_a_refined_step_with_the_next_draft() -> None:
+    graph = lowered(Policy.RSD)
+    assert to_text(graph).startswith(PREFILLS)
+    assert AFTER_A_REFINED.strip() == line(graph, "draft.R")
+    assert {t.op for t in graph.tasks} == {Op.PREFILL, Op.DRAFT, Op.VERIFY, Op.REFINE}
+    # After a refined step that nobody scored the verifier should read both steps.
+    assert graph.by_id["verify.R"].context == 36
+    assert len(graph.outcomes) == 4
+
+
+def test_backtrack_scores_a_refined_step_only_where_it_can_go_back() -> None:
+    graph = lowered(Policy.BACKTRACK)
+    assert to_text(graph).startswith(PREFILLS)
+    names = [t.id for t in graph.tasks]
+    assert [n for n in names if n.startswith(("reverify", "backtrack", "recheck"))] == [
+        "reverify.A",
+        "backtrack.A",
+        "recheck.A",
+    ]
+    assert line(graph, "reverify.A") == (
+        "reverify.A = VERIFY prm round=1 in=12 out=0 context=34 accept=0.7 from prefill.prm, refine.A"
+        " if verify & !verify.A"
+    )
+    assert line(graph, "backtrack.A") == (
+        "backtrack.A = BACKTRACK target round=1 in=0 out=12 context=34 from prefill.target, refine.A"
+        " if verify & !verify.A & !reverify.A"
+    )
+    assert graph.by_id["recheck.A"].accept is None
+    assert sum(p for o, p in graph.outcomes if "reverify.A" in o) == pytest.approx(0.8 * 0.2)
+
+
+def test_a_window_of_three_rounds_counts_its_outcomes() -> None:
+    assert len(lowered(Policy.RSD, 3).outcomes) == 8
+    # AAA AAR AAB ARA ARR ARB AB RAA RAR RAB RRA RRR, where B is backtracked and ends the window
+    assert len(lowered(Policy.BACKTRACK, 3).outcomes) == 12
+
+
+@given(workflows(), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_lowered_window_is_legal_and_not_speculative(flow: Workflow, rounds: int) -> None:
+    graph = lower(flow, rounds)
+    assert verify(graph) is graph
+    assert not any(t.speculative for t in graph.tasks)
+    assert {t.role for t in graph.tasks} == set(NEEDED_ROLES[flow.policy.kind])
+    for task in graph.tasks:
+        assert task.op is Op.PREFILL or task.id.partition(".")[2].__len__() == task.round
+
+
+# --- passes ---
+
+PASSES: list[Pass] = [DraftAhead(1), DraftAhead(2), PrefetchRefine(), OneAtATime()]
+
+
+def meaning(graph: TaskGraph) -> list[tuple[object, ...]]:
+    """Each outcome, its probability and the tasks whose results are used in it."""
+    return [
+        (sorted(outcome.items()), p, [replace(t, ahead=0) for t in graph.tasks if holds(t.guard, outcome)])
+        for outcome, p in graph.outcomes
+    ]
+
+
+@given(graphs() | workflows().map(lambda w: lower(w, 3)), st.lists(st.sampled_from(PASSES[:3]), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_passes_keep_outcomes_and_what_is_used_in_each(graph: TaskGraph, passes: list[Pass]) -> None:
+    changed = run_passes(graph, passes)
+    assert meaning(changed) == meaning(graph)
+    assert changed.edges == graph.edges
+    for before, after in zip(graph.tasks, changed.tasks, strict=True):
+        assert before.ahead <= after.ahead
+
+
+@given(graphs(), st.sampled_from(PASSES[:3]))
+@settings(max_examples=40, deadline=None)
+def test_passes_are_idempotent(graph: TaskGraph, change: Pass) -> None:
+    once = run_passes(graph, [change])
+    assert change(once) == once
+
+
+@given(workflows(), st.permutations(PASSES))
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_passes_does_not_matter(flow: Workflow, passes: list[Pass]) -> None:
+    graph = lower(flow, 3)
+    assert run_passes(graph, passes) == run_passes(graph, PASSES)
+    assert meaning(run_passes(graph, passes)) == meaning(graph)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_draft_ahead_runs_ahead_of_accepts_at_the_end_of_a_guard(depth: int) -> None:
+    graph = run_passes(lowered(Policy.BACKTRACK, 3), [DraftAhead(depth)])
+    ahead = {t.id: t.ahead for t in graph.tasks if t.op in (Op.DRAFT, Op.VERIFY)}
+    for task in ("draft", "verify"):
+        assert ahead[task] == 0
+        assert ahead[f"{task}.A"] == min(depth, 1)
+        assert ahead[f"{task}.AA"] == min(depth, 2)
+        assert ahead[f"{task}.R"] == 0
+        assert ahead[f"{task}.RA"] == min(depth, 1)
+        # The accept at the end of this guard is that of a refined step.
+        assert ahead[f"{task}.AR"] == 0
+    assert ahead["reverify.A"] == ahead["recheck.A"] == ahead["reverify.AA"] == 0
+    assert not any(t.ahead for t in graph.tasks if t.op not in (Op.DRAFT, Op.VERIFY))
+
+
+def test_prefetch_refine_runs_ahead_of_its_reject_alone() -> None:
+    graph = run_passes(lowered(Policy.BACKTRACK, 3), [PrefetchRefine()])
+    assert {t.op for t in graph.tasks if t.ahead} == {Op.REFINE}
+    assert all(t.ahead == 1 for t in graph.tasks if t.op is Op.REFINE)
+    assert " if verify & ?!verify.A" in line(graph, "refine.A")
+    chain = run_passes(lowered(Policy.TARGET_ONLY), [PrefetchRefine()])
+    assert chain == lowered(Policy.TARGET_ONLY)
+
+
+def test_one_at_a_time_chains_the_prefills() -> None:
+    graph = run_passes(lowered(Policy.RSD), [OneAtATime()])
+    assert line(graph, "prefill.prm").endswith("context=0 from prefill.draft")
+    assert line(graph, "prefill.target").endswith("context=0 from prefill.prm")
+    assert line(graph, "draft").endswith("from prefill.draft, prefill.target")
+    assert OneAtATime()(graph) == graph
+
+
+def test_the_graph_is_verified_after_each_pass() -> None:
+    @dataclass(frozen=True)
+    class Breaks:
+        def __call__(self, graph: TaskGraph) -> TaskGraph:
+            return replace(graph, tasks=(*graph.tasks, Task("x", Op.DRAFT, TARGET, 0, tokens_out=1)))
+
+    @dataclass(frozen=True)
+    class Mends:
+        def __call__(self, graph: TaskGraph) -> TaskGraph:
+            return replace(graph, tasks=graph.tasks[:-1])
+
+    assert run_passes(lowered(Policy.RSD), [Mends()][:0]) == lowered(Policy.RSD)
+    with pytest.raises(UserError, match="task x: breaks the rule 'role'"):
+        run_passes(lowered(Policy.RSD), [Breaks(), Mends()])
+
+
+def test_roles_of_the_cases() -> None:
+    assert [t.role for t in lowered(Policy.RSD).tasks[:3]] == [DRAFT, PRM, TARGET]

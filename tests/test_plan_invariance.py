@@ -1,0 +1,130 @@
+"""Plans never change answers: the same committed steps by every plan on every machine, with the models that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from models_jax.sequences import Held
+from planner.api import as_workflow, open_workers, plan
+from planner.choose import Options
+from planner.plan import Plan
+from planner.problems import problem_set
+from planner.problems.base import Problem
+from planner.runtime.engine import Engine
+from planner.runtime.worker import Shelf
+from planner.trace import ClockKind, Event
+from planner.workflow import Sampling
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MACHINES = ("this-computer", "3x3090", "u280-2x3090")
+"""The draft is on a CPU core, on a GPU and on an FPGA."""
+PLANS = ("serial", "overlapped", "auto")
+
+Steps = list[tuple[str, ...]]
+
+
+@pytest.fixture(scope="module")
+def shelf() -> Iterator[Shelf]:
+    shelf = Shelf()
+    yield shelf
+    shelf.close()
+
+
+@cache
+def the_plan(workflow: str, machine: str, kind: str, temperature: float) -> Plan:
+    flow = as_workflow(EXAMPLES / f"{workflow}.yaml")
+    flow = replace(flow, sampling=Sampling(temperature, seed=5))
+    return plan(flow, machine, kind, options=Options(rounds=3, limit_s=2.0, samples=20))
+
+
+def committed(plan: Plan, problems: list[Problem], shelf: Shelf) -> tuple[Steps, list[Event]]:
+    """The steps of each problem, and what happened."""
+    events: list[Event] = []
+    with open_workers(plan, ClockKind.VIRTUAL, shelf=shelf) as workers:
+        engine = Engine(plan, workers, problem_set(plan.workflow.problems), events.append)
+        return [engine.solve(problem).steps for problem in problems], events
+
+
+def differences(workflow: str, temperature: float, count: int, shelf: Shelf) -> list[str]:
+    """The plans whose steps are not those of the first one."""
+    problems = problem_set(workflow).generate(count, seed=31)
+    expected: Steps | None = None
+    found = []
+    for machine in MACHINES:
+        for kind in PLANS:
+            steps, _ = committed(the_plan(workflow, machine, kind, temperature), problems, shelf)
+            expected = expected or steps
+            found += [f"{kind} on {machine}: {p.question}" for p, a, b in zip(problems, expected, steps) if a != b]
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("workflow", ["sums", "countdown"])
+def test_plans_do_not_change_answers(workflow: str, temperature: float, shelf: Shelf) -> None:
+    assert differences(workflow, temperature, 5, shelf) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("workflow", ["sums", "countdown"])
+@pytest.mark.timeout(900)
+def test_plans_do_not_change_answers_at_length(workflow: str, temperature: float, shelf: Shelf) -> None:
+    assert differences(workflow, temperature, 100, shelf) == []
+
+
+@pytest.mark.parametrize("role", ["draft", "prm", "target"])
+def test_a_cache_that_is_rolled_back_wrongly_is_caught(role: str, shelf: Shelf, monkeypatch) -> None:
+    right = Held.cut
+    problems = problem_set("countdown").generate(8, seed=31)
+    plans = [the_plan("countdown", "3x3090", kind, 0.8) for kind in ("serial", "overlapped")]
+    expected, _ = committed(plans[0], problems, shelf)
+
+    def forgetful(self: Held, keep: int) -> None:
+        """The tokens are cut and the cache is not: what was computed for others stands in for the new ones."""
+        computed = self.computed
+        right(self, keep)
+        if any(self is held for held in stale):
+            self.computed = computed
+
+    stale: list[Held] = []
+    open_sequence = type(shelf_sequences(shelf, role)).open
+
+    def watched(self, work):
+        held = open_sequence(self, work)
+        if self._role == role and not any(held is h for h in stale):
+            stale.append(held)
+        return held
+
+    monkeypatch.setattr(Held, "cut", forgetful)
+    monkeypatch.setattr(type(shelf_sequences(shelf, role)), "open", watched)
+    found = [committed(p, problems, shelf)[0] for p in plans]
+    assert any(steps != expected for steps in found)
+
+
+def shelf_sequences(shelf: Shelf, role: str):
+    """The host's record of a role's sequences in the `jax` backend."""
+    backend = next(b for (name, _), b in shelf._backends.items() if name == "jax")
+    return backend._runners[role]._sequences
+
+
+def test_the_order_of_a_plan_reaches_the_devices(shelf: Shelf) -> None:
+    first = the_plan("sums", "1x3090", "overlapped", 0.0)
+    problems = problem_set("sums").generate(3, seed=8)
+    order = first.priorities["gpu0"]
+    refine_first = ("PREFILL@0", "REFINE@0", *(k for k in order if k not in ("PREFILL@0", "REFINE@0")))
+    second = replace(first, priorities={"gpu0": refine_first})
+    steps, events = committed(first, problems, shelf)
+    other_steps, other_events = committed(second, problems, shelf)
+    assert other_steps == steps
+    assert ops(other_events) != ops(events)
+    assert ops(other_events).index("REFINE") < ops(events).index("REFINE")
+
+
+def ops(events: list[Event]) -> list[str]:
+    """The ops of the chunks in the order in which they ran."""
+    return [e.op for e in events if e.kind == "chunk"]
