@@ -72,5 +72,5 @@ $(BIN)/python:
 
 # The stamp of a set of extras is as new as the installation of them.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[$*]"
 	@touch $@

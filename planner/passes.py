@@ -65,6 +65,58 @@ def _trailing_accepts(graph: TaskGraph, task: Task) -> int:
 
 
 @dataclass(frozen=True)
+class PrefetchAhead:
+    """Prefetch the target's step also after drafted steps whose verdicts are open, up to `depth` of them."""
+
+    depth: int = 1
+
+    def __call__(self, graph: TaskGraph) -> TaskGraph:
+        """Let prefetched REFINE tasks run ahead of the accepts before their own verdict."""
+
+        def run_ahead(task: Task) -> Task:
+            if task.op is not Op.REFINE or not task.ahead:
+                return task
+            before = replace(task, guard=task.guard[:-1])
+            return replace(task, ahead=max(task.ahead, 1 + min(self.depth, _trailing_accepts(graph, before))))
+
+        return replace(graph, tasks=tuple(map(run_ahead, graph.tasks)))
+
+
+@dataclass(frozen=True)
+class EarlyNext:
+    """Go on from a refined step before its own verdict, as far as the graph goes on from one whose verdict is known."""
+
+    def __call__(self, graph: TaskGraph) -> TaskGraph:
+        """Add the accept of a refined step to the open verdicts where they begin right after it."""
+
+        def run_ahead(task: Task) -> Task:
+            if task.op not in (Op.DRAFT, Op.VERIFY, Op.REFINE) or not task.waits_for:
+                return task
+            last = task.waits_for[-1]
+            refined = last.verdict is Verdict.ACCEPT and not reads_draft(graph, last.verify)
+            if not refined or (task.op is Op.VERIFY and not reads_draft(graph, task.id)):
+                return task
+            if task.op is Op.REFINE and not task.ahead:
+                return task
+            return replace(task, ahead=task.ahead + 1)
+
+        return replace(graph, tasks=tuple(map(run_ahead, graph.tasks)))
+
+
+@dataclass(frozen=True)
+class PrefetchAlternative:
+    """Write the alternative of a backtrack while the refined step is still being verified."""
+
+    def __call__(self, graph: TaskGraph) -> TaskGraph:
+        """Let BACKTRACK tasks run ahead of the verdict on the refined step."""
+
+        def run_ahead(task: Task) -> Task:
+            return replace(task, ahead=max(task.ahead, 1)) if task.op is Op.BACKTRACK else task
+
+        return replace(graph, tasks=tuple(map(run_ahead, graph.tasks)))
+
+
+@dataclass(frozen=True)
 class OneAtATime:
     """Run device after device: no task, prefill included, begins before the one before it is over."""
 

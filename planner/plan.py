@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from planner import machine, workflow
 from planner.errors import UserError
 from planner.graph import Op, from_text
 from planner.machine import Machine
@@ -135,12 +136,15 @@ def priorities_of(schedule: Schedule, graph_text: str) -> dict[str, tuple[str, .
 
 def check(plan: Plan, where: str) -> None:
     """Raise UserError where the parts of a plan do not fit together."""
+    workflow.check(plan.workflow, f"{where}: workflow")
+    machine.check(plan.machine, f"{where}: machine")
     from_text(plan.graph, f"{where}: graph")
     for role in plan.roles:
         if role not in plan.placement:
             raise UserError(f"placement.{role} is missing", where=where, mend="name the device of the role")
         device, numerics = plan.placement[role], plan.workflow.roles[role].numerics
-        if not plan.machine.provides(device, numerics):
+        plan.machine.device(device)
+        if device not in [d.name for d in plan.machine.candidates(numerics)]:
             what = f"placement.{role} is {device!r}, which does not compute {numerics.arithmetic}"
             raise UserError(what, where=where, mend="place the role on a device that does")
     for device in plan.priorities:

@@ -81,10 +81,11 @@ class Report:
 def report(plan: Plan, events: Sequence[Event]) -> Report:
     """Sum up a trace of a run by `plan`."""
     head = next(e for e in events if isinstance(e, RunStarted))
-    starts = {e.problem: e.at_us for e in events if isinstance(e, ProblemStarted)}
+    starts = [e for e in events if isinstance(e, ProblemStarted)]
     ends = [e for e in events if isinstance(e, ProblemEnded)]
     turns = [e for e in events if isinstance(e, Decided)]
-    took = np.array([e.at_us - starts[e.problem] for e in ends], dtype=float)
+    # Problems run one after another, the same one perhaps twice; the last may have no end.
+    took = np.array([e.at_us - s.at_us for s, e in zip(starts, ends, strict=False)], dtype=float)
     counts = Counter(e.event for e in turns)
     total = int(took.sum())
     scored = [e for e in turns if "draft" in e.scores]

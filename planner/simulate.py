@@ -39,11 +39,13 @@ def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0) -> Re
 
 
 def _drawn(workflow: Workflow, seed: int) -> Workflow:
-    """The workflow with the budgets that the drawn problems need."""
+    """The workflow with the budgets and the thresholds that the drawn problems need."""
     longest = 2 * max(workflow.statistics.draft_step_tokens, workflow.statistics.target_step_tokens)
     steps = workflow.statistics.steps
     budget = replace(workflow.budget, steps=steps, tokens=longest * (steps + 1), step_tokens=longest)
-    return replace(workflow, budget=budget, sampling=replace(workflow.sampling, seed=seed))
+    # Drawn scores are 0 and 1, which no threshold of 0 could tell apart.
+    policy = replace(workflow.policy, accept=0.5, accept_refined=0.5)
+    return replace(workflow, policy=policy, budget=budget, sampling=replace(workflow.sampling, seed=seed))
 
 
 class _SampledProblems:

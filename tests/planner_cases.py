@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
@@ -65,6 +66,8 @@ def machine(*devices: Device, latency_us: float = 5.0) -> Machine:
     return Machine("test", devices, "made up", links)
 
 
+APART = {DRAFT: "a", PRM: "b", TARGET: "c"}
+"""Each role on a device of `THREE` of its own."""
 THREE = machine(device("a"), device("b"), device("c"))
 MIXED = machine(device("fpga", DeviceKind.FPGA), device("gpu0", DeviceKind.GPU), device("gpu1", DeviceKind.GPU))
 
@@ -139,65 +142,78 @@ def joined(a: Guard, b: Guard) -> Guard | None:
     return both if len({l.verify for l in both}) == len(both) else None
 
 
-@st.composite
-def graphs(draw: st.DrawFn, most: int = 9, streams: bool = False) -> TaskGraph:
-    """Legal conditional graphs that no workflow need lower to: guards that join, verdicts that nothing hangs on."""
-    rounds = draw(st.integers(1, 3))
+def graphs(most: int = 9, streams: bool = False) -> st.SearchStrategy[TaskGraph]:
+    """Legal conditional graphs that no workflow need lower to: guards that join, verdicts that nothing hangs on.
+
+    Drawn from a seed, for speed; a failure shrinks to the fewest tasks.
+    """
+    return st.builds(lambda size, seed: random_graph(Random(seed), size, streams), st.integers(1, most), SEEDS)
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def random_graph(random: Random, size: int, streams: bool = False) -> TaskGraph:
+    """One of `graphs`."""
+    rounds = random.randint(1, 3)
     tasks: list[Task] = []
     edges: list[Edge] = []
     guards: list[Guard] = [()]
-    for number in range(draw(st.integers(1, most))):
-        guard = draw(st.sampled_from(guards))
-        if draw(st.booleans()):
-            guard = joined(guard, draw(st.sampled_from(guards))) or guard
+    for number in range(size):
+        guard = random.choice(guards[-3:] if random.random() < 0.7 else guards)
+        if random.random() < 0.5:
+            guard = joined(guard, random.choice(guards)) or guard
         able = [t for t in tasks if set(t.guard) <= set(guard)]
         written = [t for t in able if t.op in WRITES]
-        op = draw(st.sampled_from([o for o in Op if o is not Op.VERIFY or written] + [Op.VERIFY] * 3 * bool(written)))
-        needs = set(draw(st.lists(st.sampled_from(able), max_size=2))) if able else set()
+        op = random.choice([o for o in Op if o is not Op.VERIFY] + [Op.VERIFY] * 6 * bool(written))
+        needs = set(random.sample(able, min(len(able), random.randint(0, 2))))
         if op is Op.VERIFY:
-            needs.add(draw(st.sampled_from(written)))
+            needs.add(random.choice(written))
         verdicts = sum(t.accept is not None for t in tasks)
         accept = None
-        if op is Op.VERIFY and verdicts < 4 and draw(st.integers(0, 3)):
-            accept = draw(st.sampled_from([0.0, 1.0, 0.5, 1e-5]) | st.floats(0, 1, allow_subnormal=False))
+        if op is Op.VERIFY and verdicts < 4 and random.random() < 0.8:
+            accept = random.choice([0.0, 1.0, 0.5, 1e-5, random.random(), random.random()])
         name = f"{op.value.lower()}.{number}"
         tasks.append(
             Task(
                 name,
                 op,
-                draw(st.sampled_from(ROLE_OF[op])),
-                draw(st.integers(0, rounds - 1)),
-                draw(st.integers(0, 40)),
-                draw(st.integers(1, 40)) if op in WRITES else 0,
-                draw(st.integers(0, 99)),
+                random.choice(ROLE_OF[op]),
+                random.randrange(rounds),
+                random.randint(0, 40),
+                random.randint(1, 40) if op in WRITES else 0,
+                random.randint(0, 99),
                 guard,
-                draw(st.integers(0, len(guard))),
+                random.randint(0, len(guard)),
                 accept,
             )
         )
-        kinds = st.sampled_from(list(EdgeKind)) if streams else st.just(EdgeKind.DATA)
-        edges += [Edge(t.id, name, draw(kinds)) for t in sorted(needs, key=lambda t: t.id)]
+        kinds = list(EdgeKind) if streams else [EdgeKind.DATA]
+        edges += [Edge(t.id, name, random.choice(kinds)) for t in sorted(needs, key=lambda t: t.id)]
         if accept is not None:
             guards += [(*guard, Literal(name, verdict)) for verdict in Verdict]
     return verify(TaskGraph(rounds, tuple(tasks), tuple(edges)))
 
 
-@st.composite
-def instances(draw: st.DrawFn, most: int = 9, longest_us: int = 40, most_devices: int = 3) -> Instance:
+def instances(most: int = 9, longest_us: int = 40, most_devices: int = 3) -> st.SearchStrategy[Instance]:
     """Random graphs with durations, delays and placements that follow no cost model."""
-    graph = draw(graphs(most))
-    devices = tuple("abc"[: draw(st.integers(1, most_devices))])
+    sizes = st.integers(1, most), st.integers(1, most_devices)
+    return st.builds(lambda n, d, seed: random_instance(Random(seed), n, d, longest_us), *sizes, SEEDS)
+
+
+def random_instance(random: Random, size: int, devices: int, longest_us: int) -> Instance:
+    """One of `instances`."""
+    graph = random_graph(random, size)
+    names = tuple("abc"[:devices])
     roles = [r for r in RoleName if any(t.role is r for t in graph.tasks)]
-    every = [dict(zip(roles, chosen, strict=True)) for chosen in product(devices, repeat=len(roles))]
-    placements = draw(st.lists(st.sampled_from(every), min_size=1, max_size=4, unique_by=str))
-    us = st.integers(1, longest_us)
+    every = [dict(zip(roles, chosen, strict=True)) for chosen in product(names, repeat=len(roles))]
     return Instance(
         graph,
-        devices,
-        {(t.id, d): draw(us) for t in graph.tasks for d in devices},
-        {(a, b): 0 if a == b else draw(st.integers(0, longest_us // 4)) for a in devices for b in devices},
-        {(r, d): draw(st.integers(1, max(1, longest_us // 5))) for r in roles for d in devices},
-        tuple(placements),
+        names,
+        {(t.id, d): random.randint(1, longest_us) for t in graph.tasks for d in names},
+        {(a, b): 0 if a == b else random.randint(0, longest_us // 4) for a in names for b in names},
+        {(r, d): random.randint(1, max(1, longest_us // 5)) for r in roles for d in names},
+        tuple(random.sample(every, random.randint(1, min(4, len(every))))),
     )
 
 
@@ -212,21 +228,22 @@ def plan_for(flow: Workflow, name: str = "serial", on: Machine = THREE, costs: A
 KINDS = [f"{op}@{round}" for op in Op for round in range(4)]
 
 
-@st.composite
-def plans(draw: st.DrawFn, flow: Workflow, on: Machine = THREE) -> Plan:
+def plans(flow: Workflow, on: Machine = THREE) -> st.SearchStrategy[Plan]:
     """Plans that no planner would make: any placement, depth, chunk and order."""
+    return SEEDS.map(lambda seed: random_plan(Random(seed), flow, on))
+
+
+def random_plan(random: Random, flow: Workflow, on: Machine = THREE) -> Plan:
+    """One of `plans`."""
     names = [d.name for d in on.devices]
-    roles = NEEDED_ROLES[flow.policy.kind]
-    order = st.permutations(KINDS).flatmap(lambda kinds: st.integers(0, len(kinds)).map(lambda n: tuple(kinds[:n])))
     return plan_for(
         flow,
         on=on,
-        name="serial",
-        placement={r: draw(st.sampled_from(names)) for r in roles},
-        draft_ahead=draw(st.integers(0, 3)),
-        prefetch_refine=draw(st.booleans()),
-        chunk_tokens=draw(st.integers(1, 12)),
-        priorities={d: draw(order) for d in names},
+        placement={r: random.choice(names) for r in NEEDED_ROLES[flow.policy.kind]},
+        draft_ahead=random.randint(0, 3),
+        prefetch_refine=random.random() < 0.6,
+        chunk_tokens=random.randint(1, 12),
+        priorities={d: tuple(random.sample(KINDS, random.randint(0, len(KINDS)))) for d in names},
     )
 
 

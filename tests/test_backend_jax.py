@@ -13,6 +13,7 @@ from planner.errors import UserError
 from planner.runtime.backend import Work
 from planner.workflow import Arithmetic, Numerics, Role
 
+SHAPE = tiny_models.config("qwen3")
 TEXT = "12 + 30 = 42\n4 2 = 6"
 
 
@@ -24,7 +25,7 @@ def subject(folder, name="draft", arithmetic=Arithmetic.FLOAT32, row_block=8):
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def writer(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("writer")
-    tiny_models.write(folder, tiny_models.config("qwen3"))
+    tiny_models.write(folder, SHAPE)
     made = subject(folder, arithmetic=Arithmetic(request.param))
     yield made
     made.backend.close()
@@ -41,7 +42,7 @@ def scorer(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_models.write(tmp_path)
+    tiny_models.write(tmp_path, SHAPE)
     return tmp_path
 
 
@@ -73,7 +74,7 @@ def test_info_counts_bytes(folder):
 
 def test_two_roles_keep_their_own_sequences(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    tiny_models.write(other, seed=1)
+    tiny_models.write(other, SHAPE, seed=1)
     made = subject(folder)
     alone = made.write("same", 12)
     made.backend.load("target", Role(str(other), Numerics(cache_tokens=96)), "\n")
@@ -83,7 +84,7 @@ def test_two_roles_keep_their_own_sequences(folder, tmp_path_factory):
 
 def test_loading_again_replaces(folder, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    tiny_models.write(other, seed=1)
+    tiny_models.write(other, SHAPE, seed=1)
     made = subject(folder)
     first = made.write("a", 12, **backend_contract.SAMPLED)
     made.backend.load("draft", Role(str(other), Numerics(cache_tokens=96)), "\n")
@@ -171,9 +172,7 @@ def test_tokenizer_larger_than_the_model_is_refused(tmp_path):
 
 
 def test_rewards_are_those_of_a_plain_forward_pass(scorer):
-    from test_models_generate import full_hidden
-
-    model = tiny_models.Decoder(tiny_models.config("qwen2", reward=True), tiny_models.nnx.Rngs(0))
-    plain = model.reward(full_hidden(model, scorer.prompt))
+    model = tiny_models.random_model(tiny_models.config("qwen2", reward=True))
+    plain = tiny_models.full_rewards(model, np.asarray(scorer.prompt))
     found = scorer.run("plain", 0, scorer.prompt, score=tuple(range(len(scorer.prompt)))).scores
     np.testing.assert_allclose(found, plain, atol=1e-5)

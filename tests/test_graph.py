@@ -147,7 +147,7 @@ def test_outcomes_by_hand() -> None:
 
 
 @given(graphs())
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_outcomes_share_one(graph: TaskGraph) -> None:
     assert sum(p for _, p in graph.outcomes) == pytest.approx(1.0, abs=1e-12)
     assert all(p > 0 for _, p in graph.outcomes)
@@ -155,7 +155,7 @@ def test_outcomes_share_one(graph: TaskGraph) -> None:
 
 
 @given(graphs())
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_an_outcome_has_the_verdicts_that_ran_in_it(graph: TaskGraph) -> None:
     for outcome, _ in graph.outcomes:
         for task in graph.tasks:
@@ -167,7 +167,7 @@ def test_an_outcome_has_the_verdicts_that_ran_in_it(graph: TaskGraph) -> None:
 
 
 @given(graphs())
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_order_follows_producers_and_verdicts(graph: TaskGraph) -> None:
     at = {task: i for i, task in enumerate(graph.order)}
     assert set(at) == set(graph.by_id)
@@ -192,7 +192,7 @@ def test_the_text_of_a_graph_by_hand() -> None:
 
 
 @given(graphs(streams=True), st.randoms(use_true_random=False))
-@settings(deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_text_round_trips(graph: TaskGraph, random: object) -> None:
     tasks = list(graph.tasks)
     random.shuffle(tasks)  # type: ignore[attr-defined]

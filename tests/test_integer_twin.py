@@ -85,8 +85,7 @@ class Driver:
         self.parameters, self.cache = twin.parameters(model), twin.empty_cache(SHAPE, SLOTS)
         mask = np.zeros(SHAPE.vocab_size, bool)
         mask[list(stops)] = True
-        units = np.int32(gumbel.temperature_units(temperature))
-        self.sampler = decode.Sampler(np.array(gumbel.key_words(key), np.uint32), units, mask)
+        self.sampler = decode.sampler(key, temperature, mask)
         self.tokens, self.computed = [], 0
 
     def run(self, keep, feed, max_new):
@@ -106,7 +105,7 @@ class Driver:
 
 def reference_run(model, prompt, max_new, temperature, key, stops=()):
     reference, cache, tokens = Reference(model), Cache.empty(SHAPE), list(prompt)
-    logits = None
+    logits = np.zeros(0, np.int32)
     for i, token in enumerate(tokens):
         logits = reference.step(token, i, cache)
     written = []

@@ -25,7 +25,7 @@ VARIANTS = [(kind, tied, reward) for kind in tiny_models.KINDS for tied, reward 
 
 @pytest.fixture
 def folder(tmp_path):
-    tiny_models.write(tmp_path, tiny_models.config(tied=False))
+    tiny_models.write(tmp_path, tiny_models.config())
     return tmp_path
 
 
@@ -124,7 +124,7 @@ def test_extra_tensor_is_named(folder):
 
 
 def test_head_of_a_tied_model_is_left_alone(tmp_path):
-    model = tiny_models.write(tmp_path)
+    model = tiny_models.write(tmp_path, tiny_models.config(tied=True))
     change(tmp_path, lambda v: v.update({"lm_head.weight": v["model.embed_tokens.weight"].copy()}))
     np.testing.assert_array_equal(load_checkpoint(tmp_path)[1].norm.weight[...], model.norm.weight[...])
 

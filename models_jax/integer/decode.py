@@ -28,6 +28,15 @@ class Sampler(NamedTuple):
     """bool (vocabulary,): nothing is generated past these tokens."""
 
 
+def sampler(key: int, temperature: float, stops: np.ndarray | jax.Array) -> Sampler:
+    """From a 64-bit key, a temperature and a mask of stop tokens. Raises UserError for a bad temperature."""
+    return Sampler(
+        jnp.asarray(np.array(gumbel.key_words(key), np.uint32)),
+        jnp.int32(gumbel.temperature_units(temperature)),
+        jnp.asarray(stops),
+    )
+
+
 class Progress(NamedTuple):
     """What the loops carry."""
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from models_jax.device import Device
-from models_jax.integer.decode import FEED_ROWS, Sampler, advance
+from models_jax.integer.decode import FEED_ROWS, Sampler, advance, sampler
 from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, read
-from models_jax.integer.gumbel import key_words, temperature_units
 from models_jax.integer.twin import Cache, Parameters, empty_cache, parameters
 from models_jax.sequences import Held, Sequences
 from models_jax.tokenizer import Tokenizer
@@ -59,9 +57,9 @@ class IntegerRunner:
                 f"role {self._name!r} has an integer model, which has no reward head",
                 mend="score with a float reward model",
             )
-        units = temperature_units(work.temperature)
+        chosen_by = sampler(work.key, work.temperature, self._stops)
         held = self._sequences.open(work)
-        return self._write(self._parameters, work, held, units)
+        return self._write(self._parameters, work, held, chosen_by)
 
     def rewind(self, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
@@ -74,12 +72,10 @@ class IntegerRunner:
         self._parameters = None
         self._caches.clear()
 
-    def _write(self, p: Parameters, work: Work, held: Held, temperature: int) -> Output:
+    def _write(self, p: Parameters, work: Work, held: Held, chosen_by: Sampler) -> Output:
         first, limit = held.length, self._sequences.limit(work, held)
         if limit == first and held.computed == first:
             return Output()
-        key = jnp.asarray(np.array(key_words(work.key), np.uint32))
-        sampler = Sampler(key, jnp.int32(temperature), self._stops)
         cache = self._take_cache(work.sequence, held)
         # The logits of the last token are needed anew: it is read once more.
         computed = min(held.computed, first - 1) if limit > first else held.computed
@@ -90,7 +86,7 @@ class IntegerRunner:
             np.int32(computed),
             np.int32(first),
             np.int32(limit),
-            sampler,
+            chosen_by,
             shape=self._shape,
         )
         self._caches[work.sequence] = done.cache

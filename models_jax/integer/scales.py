@@ -64,7 +64,7 @@ def quantise_rows(weight: Floats, moments: Floats) -> tuple[Floats, Floats]:
 def inverse_factor(moments: Floats) -> Floats:
     """Upper triangular factor of the inverse of the second moments, slightly damped."""
     damped = moments + np.eye(len(moments)) * (0.01 * np.mean(np.diag(moments)) + TINY)
-    return np.linalg.cholesky(np.linalg.inv(damped)).T
+    return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float64)
 
 
 def compensated(weight: Floats, scale: Floats, factor: Floats) -> Floats:
@@ -84,19 +84,24 @@ def quantise_linear(weight: Floats, x: Floats, exponent: bool = False) -> Quanti
     `exponent` the input is rounded by `shared_exponent`; the largest seen then fills half of its 16 bits.
     """
     wanted = x @ weight.T
-    best, chosen = np.inf, None
+    best, channel, exact = np.inf, np.ones(x.shape[1]), x
     for part in BALANCES:
-        channel = channel_scales(weight, x, part)
-        scaled_x, scaled_weight = x / channel, weight * channel
-        largest = max(float(np.abs(scaled_x).max()), TINY)
+        relative = channel_scales(weight, x, part)
+        largest = max(float(np.abs(x / relative).max()), TINY)
         for scale in [largest / 16383] if exponent else [largest * clip / 127 for clip in CLIPS]:
-            taken = shared_exponent(scaled_x / scale) if exponent else int8(scaled_x / scale)
-            rows, scales = quantise_rows(scaled_weight * scale, taken.T @ taken / len(x))
-            loss = float(np.mean((taken @ rows.T * scales - wanted) ** 2))
-            if loss < best or chosen is None:
-                best, chosen = loss, QuantisedLinear(channel * scale, rows.astype(np.int8), scales)
-    assert chosen is not None
-    return chosen
+            tried = relative * scale
+            taken = shared_exponent(x / tried) if exponent else int8(x / tried)
+            loss = float(np.mean((taken @ rounded_rows(weight * tried).T - wanted) ** 2))
+            if loss < best:
+                best, channel, exact = loss, tried, taken
+    rows, scales = quantise_rows(weight * channel, exact.T @ exact / len(x))
+    return QuantisedLinear(channel, rows.astype(np.int8), scales)
+
+
+def rounded_rows(weight: Floats) -> Floats:
+    """Weights after plain rounding to int8 rows."""
+    scale = np.maximum(np.abs(weight).max(axis=1, keepdims=True), TINY) / 127
+    return int8(weight / scale) * scale
 
 
 def channel_scales(weight: Floats, x: Floats, part: float | None) -> Floats:

@@ -55,12 +55,11 @@ def measure_prm(model: Decoder, out: Path, problems: int) -> str:
     )
 
 
-def build_language(name: str, out: Path, problems: int, start: Decoder | None = None) -> None:
-    """Train, measure and export the draft or the target."""
-    recipe = RECIPES[name]
-    examples = right_examples(recipe.seed, recipe.sums_share, recipe.self_score_share)
-    model, _ = train(recipe, pack(examples, recipe.rows), start, log=say)
-    save(model, recipe, out, problems)
+def train_language(recipe: Recipe) -> Decoder:
+    """Train by the recipe, after the one that it goes on from."""
+    start = train_language(RECIPES[recipe.after]) if recipe.after else None
+    examples = right_examples(recipe.seed, recipe.sums_share, recipe.self_score_share, recipe.sets)
+    return train(recipe, pack(examples, recipe.rows), start, log=say)[0]
 
 
 def build_prm(out: Path, problems: int) -> None:
@@ -100,7 +99,7 @@ def main() -> None:
         if name == "prm":
             build_prm(given.out, given.problems)
         else:
-            build_language(name, given.out, given.problems)
+            save(train_language(RECIPES[name]), RECIPES[name], given.out, given.problems)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ set and ends, like every step, with a newline. Numbers have a fixed width, least
 | `sums`: `4123-871+90` | `S+32140-17800+09000` | `+25230+09000`, `+24330` |
 | `countdown`: `3 7 25 4 -> 50` | `C 30 40 70 52>05` | `70*30=12 40 52 12>05`, `52+12=64 40 64>05`, `64+40=05` |
 
-Trained on 3 to 6 terms of 1 to 4 digits (`sums`) and on 3 or 4 numbers of 1 to 12 (`countdown`), results within
-0 to 99. A text is one problem, from position 0 on, at most 144 tokens long. Beyond that expect little.
+Made for sums of 3 to 6 terms of 1 to 4 digits, and for countdown with 3 or 4 numbers of 1 to 9, every result within
+0 to 99 and all numbers used. A text is one problem, from position 0 on, at most 144 tokens long. Beyond that expect
+little.
 """
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from models_jax.training.traces import SETS, Derivation, corrupt, derive, draw_problem
+from models_jax.training.traces import SETS, TRAINING_SETS, Derivation, corrupt, derive, draw_problem
+from planner.problems.countdown import Countdown
+from planner.problems.sums import Sums
 from planner.problems.vocabulary import DELIMITER, EOS, ID, SELF_SCORE, TOKENS, encode
 
 ROW_TOKENS = 144
@@ -84,11 +86,16 @@ def self_score(derivation: Derivation, weight: float = 3.0) -> Example:
     return made
 
 
-def right_examples(seed: int, sums_share: float, self_score_share: float = 0.0) -> Iterator[Example]:
+def right_examples(
+    seed: int,
+    sums_share: float,
+    self_score_share: float = 0.0,
+    sets: Mapping[str, Sums | Countdown] = TRAINING_SETS,
+) -> Iterator[Example]:
     """An endless stream of right derivations, some of them followed by the self-score prompt."""
     rng = np.random.default_rng(seed)
     while True:
-        problem = draw_problem("sums" if rng.random() < sums_share else "countdown", rng)
+        problem = draw_problem("sums" if rng.random() < sums_share else "countdown", rng, sets)
         if rng.random() >= self_score_share:
             yield example(derive(problem, rng))
             continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models_jax.config import ModelConfig
+from planner.problems.countdown import Countdown
+from planner.problems.sums import Sums
 from planner.problems.vocabulary import TOKENS
 
 
@@ -26,12 +28,24 @@ class Recipe:
     """Sampled traces that the reward model learns from."""
     warm_up: int = 100
     decay_share: float = 0.4
+    sums: Sums = field(default_factory=lambda: Sums(fewest_terms=2))
+    countdown: Countdown = field(default_factory=Countdown)
+    """What the problems are drawn from."""
+    after: str = ""
+    """The recipe whose weights this one goes on from."""
+
+    @property
+    def sets(self) -> dict[str, Sums | Countdown]:
+        """The problem sets by name."""
+        return {"sums": self.sums, "countdown": self.countdown}
 
     def describe(self) -> str:
         """The run in words, for the model card."""
         text = (
             f"{self.steps} steps of {self.rows} packed rows of 144 tokens, {self.sums_share:.0%} of the problems from "
-            f"`sums`, the others from `countdown`. AdamW (0.9, 0.98, weight decay 0.01), clip 1, rate {self.rate:g}, "
+            f"`sums` ({self.sums.fewest_terms} to {self.sums.most_terms} terms), the others from `countdown` (numbers "
+            f"up to {self.countdown.highest_number}, {self.countdown.three_share:.0%} with three). AdamW (0.9, "
+            f"0.98, weight decay 0.01), clip 1, rate {self.rate:g}, "
             f"{self.warm_up} steps of warm-up, linear decay over the last {self.decay_share:.0%}. The loss is on the "
             "steps, three times as much on the tokens that are worked out, and its targets are spread over all right "
             "next steps.\n"
@@ -40,6 +54,8 @@ class Recipe:
             text += (
                 f"{self.self_score_share:.0%} of the texts end with the self-score prompt, half of those corrupted.\n"
             )
+        if self.after:
+            text += f"It goes on from a run of its own. {RECIPES[self.after].describe()}"
         if self.reward_weight:
             text += (
                 "It starts from the embedding and the first layers of the target. The data are 60 % traces of the "
@@ -67,9 +83,9 @@ def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = 
 
 
 RECIPES = {
-    "draft": Recipe("draft", _shape(48, 2, 128), steps=4000, rows=16, rate=5e-3, seed=1, sums_share=0.65),
-    "target": Recipe(
-        "target",
+    "draft": Recipe("draft", _shape(48, 2, 128), steps=3200, rows=16, rate=5e-3, seed=1, sums_share=0.5),
+    "target_first": Recipe(
+        "target_first",
         _shape(128, 4, 352, head=32),
         steps=5000,
         rows=8,
@@ -77,6 +93,20 @@ RECIPES = {
         seed=2,
         sums_share=0.4,
         self_score_share=0.06,
+        sums=Sums(fewest_terms=3),
+        countdown=Countdown(highest_number=12, three_share=0.5),
+    ),
+    "target": Recipe(
+        "target",
+        _shape(128, 4, 352, head=32),
+        steps=4000,
+        rows=8,
+        rate=1.5e-3,
+        seed=12,
+        sums_share=0.35,
+        self_score_share=0.06,
+        decay_share=0.6,
+        after="target_first",
     ),
     "prm": Recipe(
         "prm",
@@ -87,7 +117,7 @@ RECIPES = {
         seed=3,
         sums_share=0.4,
         reward_weight=2.0,
-        traces=24_000,
+        traces=4_800,
         decay_share=0.7,
     ),
 }

@@ -16,6 +16,9 @@ from models_jax.transformer import Cache, Decoder
 from planner.problems.base import Problem
 from planner.problems.vocabulary import DELIMITER, EOS, ID, PAD, decode, encode
 
+LONGEST = {"sums": ROW_TOKENS, "countdown": ROW_TOKENS // 2}
+"""Tokens after which a run is cut."""
+
 
 @partial(jax.jit, static_argnums=(0,))
 def _run(graph, state, prompts: jax.Array, lengths: jax.Array, key: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -52,20 +55,22 @@ def sample(
 ) -> list[Derivation]:
     """One derivation for each problem, going on from the steps of `opening` if given; temperature 0 is greedy."""
     graph, state = nnx.split(model)
-    made: list[Derivation] = []
-    for begin in range(0, len(problems), rows):
-        part = problems[begin : begin + rows]
-        texts = []
-        for i, problem in enumerate(part):
-            given = opening[begin + i] if opening is not None else ()
-            texts.append(SETS[problem.set].prompt(problem) + "".join(step + DELIMITER for step in given))
-        prompts, lengths = np.zeros((rows, ROW_TOKENS), np.int32), np.ones(rows, np.int32)
-        for i, text in enumerate(texts):
-            prompts[i, : len(text)], lengths[i] = encode(text), len(text)
+    made: list[Derivation | None] = [None] * len(problems)
+    order = sorted(range(len(problems)), key=lambda i: problems[i].set)
+    for begin in range(0, len(order), rows):
+        part = order[begin : begin + rows]
+        length = max(LONGEST[problems[i].set] for i in part)
+        prompts, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
+        for row, i in enumerate(part):
+            given = opening[i] if opening is not None else ()
+            ids = encode(SETS[problems[i].set].prompt(problems[i]) + "".join(step + DELIMITER for step in given))
+            ids = ids[:length]
+            prompts[row, : len(ids)], lengths[row] = ids, len(ids)
         key = jax.random.fold_in(jax.random.key(seed), begin)
         written = np.asarray(_run(graph, state, prompts, lengths, key, jnp.float32(temperature)))
-        made += [_derivation(problem, row.tolist()) for problem, row in zip(part, written, strict=False)]
-    return made
+        for i, tokens in zip(part, written, strict=False):
+            made[i] = _derivation(problems[i], tokens.tolist())
+    return [run for run in made if run is not None]
 
 
 def _derivation(problem: Problem, tokens: list[int]) -> Derivation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,9 +33,9 @@ TRAINING_SETS: dict[str, Sums | Countdown] = {"sums": Sums(fewest_terms=2), "cou
 """What training draws from: sums of two terms as well, where the addition is easiest to find."""
 
 
-def draw_problem(name: str, rng: np.random.Generator) -> Problem:
+def draw_problem(name: str, rng: np.random.Generator, sets: Mapping[str, Sums | Countdown] = TRAINING_SETS) -> Problem:
     """A problem of the training part: held-out problems are passed over."""
-    problems = TRAINING_SETS[name]
+    problems = sets[name]
     while True:
         problem = problems.draw(rng)
         if not held_out(problems.prompt(problem)):

@@ -109,15 +109,23 @@ def _reachable(numbers: tuple[int, ...]) -> int:
 class Countdown:
     """The problem set. The fields shape what `generate` gives."""
 
-    highest_number: int = 12
-    three_share: float = 0.5
+    highest_number: int = 9
+    three_share: float = 0.7
     """Share of problems with three numbers; the others have four."""
+    fewest_right_steps: int = 1
+    """Right first steps that a problem has at least: the more, the easier."""
 
     name = "countdown"
     delimiter = DELIMITER
 
     def draw(self, rng: np.random.Generator) -> Problem:
         """One problem, from the training or from the held-out part. Its target is the end of a random derivation."""
+        while True:
+            problem = self._draw_any(rng)
+            if self.fewest_right_steps <= 1 or len(self.right_steps(problem, [])) >= self.fewest_right_steps:
+                return problem
+
+    def _draw_any(self, rng: np.random.Generator) -> Problem:
         count = COUNTS[0] if rng.random() < self.three_share else COUNTS[1]
         numbers = tuple(rng.integers(1, self.highest_number + 1, size=count).tolist())
         rest = numbers

@@ -205,6 +205,9 @@ class _Session:
         if request.op is Op.VERIFY:
             self.known[request] = rounded(_one_score(output, done.device))
         elif request.op is not Op.PREFILL:
+            if not 0 < len(output.tokens) <= running.work.max_new:
+                asked = f"1 to {running.work.max_new} were asked for"
+                raise RuntimeError(f"device {done.device} wrote {len(output.tokens)} tokens where {asked}")
             self._written(request, output)
         self._advance()
 

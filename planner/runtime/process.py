@@ -129,11 +129,12 @@ def _start(device: Device) -> tuple[BaseProcess, Connection]:
 def _serve(connection: Connection, device: Device) -> None:
     """The worker's loop: answer (True, result) or (False, error) to each message, until None or a closed pipe."""
     _settle(device)
-    backend = make_backend(device)
+    backend = None
     try:
         while (message := connection.recv()) is not None:
             verb, args = message
             try:
+                backend = backend or make_backend(device)
                 start = time.monotonic_ns() // 1000
                 result = getattr(backend, verb)(*args)
                 if verb == "run":
@@ -146,7 +147,8 @@ def _serve(connection: Connection, device: Device) -> None:
     except (EOFError, KeyboardInterrupt):
         pass  # the engine is gone, or ends us with it
     finally:
-        backend.close()
+        if backend:
+            backend.close()
 
 
 def _settle(device: Device) -> None:

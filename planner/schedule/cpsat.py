@@ -18,7 +18,7 @@ from planner.schedule.heft import best_list_schedule
 from planner.schedule.instance import Instance, Schedule, Slot, expected_us, used
 from planner.workflow import RoleName
 
-WEIGHT_SCALE = 10_000
+WEIGHT_SCALE = 1_000_000
 """Probabilities become integers out of this many."""
 
 Progress = Callable[[float, float, float], None]
@@ -33,7 +33,7 @@ def solve(instance: Instance, limit_s: float = 5.0, progress: Progress | None = 
     """
     floor = best_list_schedule(instance)
     bound = lower_bound_us(instance)
-    model = _Model(instance, horizon_us=1 + max(s.end_us for s in floor.slots) * 2)
+    model = _Model(instance, _horizon_us(instance))
     model.hint(floor)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s
@@ -47,11 +47,18 @@ def solve(instance: Instance, limit_s: float = 5.0, progress: Progress | None = 
         found = model.read(solver)
         best = min(found, floor, key=lambda s: s.objective_us)
         optimal = status == cp_model.OPTIMAL
-        # The scaled weights round the objective by less than one part in WEIGHT_SCALE of the horizon.
+        # The rounded weights move the objective by `rounding_us` at most.
         bound = max(bound, solver.best_objective_bound / model.scale - model.rounding_us)
     proven = optimal or bound >= best.objective_us * (1 - 1e-9)
     found_by = "optimal" if proven else "feasible"
     return Schedule(best.slots, best.placement, best.objective_us, min(bound, best.objective_us), found_by)
+
+
+def _horizon_us(instance: Instance) -> int:
+    """By when some best schedule is over in every outcome, however rare: each task waits for others at most once."""
+    longest = sum(max(instance.duration_us[t.id, p[t.role]] for p in instance.placements) for t in instance.graph.tasks)
+    waits = max(instance.delay_us.values()) + max(instance.chunk_us.values())
+    return longest + len(instance.graph.tasks) * waits
 
 
 class _Watch(cp_model.CpSolverSolutionCallback):
@@ -173,7 +180,7 @@ class _Model:
         weights = [max(1, round(p * WEIGHT_SCALE)) for _, p in graph.outcomes]
         self.scale = sum(weights) * self.instance.expected_rounds
         drift = sum(abs(w / sum(weights) - p) for w, (_, p) in zip(weights, graph.outcomes, strict=True))
-        self.rounding_us = drift * self.horizon_us / self.instance.expected_rounds
+        self.rounding_us = drift / 2 * self.horizon_us / self.instance.expected_rounds
         self.makespan = []
         for number, (outcome, _) in enumerate(graph.outcomes):
             last = self.model.new_int_var(0, self.horizon_us, f"makespan {number}")

@@ -52,6 +52,8 @@ def shift_left(instance: Instance, schedule: Schedule) -> Schedule:
         start = _ready_us(instance, schedule.placement, slots, task, speculate=True)
         while (later := _conflict(instance, slots, Slot(old.task, old.device, start, start + duration))) is not None:
             start = later
+        if start > old.start_us:
+            return schedule  # what was placed by the verdict's old time would not hold
         slots[old.task] = Slot(old.task, old.device, start, start + duration)
     moved = tuple(slots[t.id] for t in instance.graph.tasks)
     objective = expected_us(instance, slots)

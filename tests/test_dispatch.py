@@ -1,0 +1,188 @@
+"""Dispatch: what starts and what is cancelled, as a function of plan and situation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from planner_cases import APART, DRAFT, PRM, ROOT, SEEDS, TARGET, THREE, plan_for, random_plan, step, workflow
+
+from planner.dispatch import Situation, Start, dispatch, wanted_work
+from planner.graph import Op
+from planner.plan import Plan
+from planner.policy import Node, Request, Result
+from planner.workflow import Policy
+
+FLOW = workflow()
+EVERYTHING = tuple(f"{op}@{r}" for r in range(4) for op in (Op.PREFILL, Op.VERIFY, Op.DRAFT, Op.REFINE, Op.BACKTRACK))
+ONE = ROOT.child(step("one"))
+TWO = ONE.child(step("two"))
+
+
+def plan(**more: Any) -> Plan:
+    fields: dict[str, Any] = {"placement": APART, "draft_ahead": 2, "prefetch_refine": True}
+    return plan_for(FLOW, **fields | {"priorities": dict.fromkeys("abc", EVERYTHING)} | more)
+
+
+def draft(node: Node) -> Request:
+    return Request(Op.DRAFT, node, DRAFT)
+
+
+def check(node: Node) -> Request:
+    return Request(Op.VERIFY, node, PRM)
+
+
+REFINE = Request(Op.REFINE, ROOT, TARGET)
+
+
+def never(node: Node) -> bool:
+    return False
+
+
+def at(need: Request, ends: Callable[[Node], bool] = never, **known: Result) -> Situation:
+    """At the root, with the drafts `one`, `two` known by name."""
+    place = {"one": draft(ROOT), "two": draft(ONE), "checked": check(ONE)}
+    return Situation(need, ROOT, {place[k]: v for k, v in known.items()}, ends)
+
+
+def wanted(plan: Plan, situation: Situation) -> list[tuple[Request, int, bool]]:
+    return [(s.request, s.round, s.speculative) for s in wanted_work(plan, situation)]
+
+
+def test_while_the_first_draft_is_written_the_target_may_prefetch() -> None:
+    assert wanted(plan(), at(draft(ROOT))) == [(draft(ROOT), 0, False), (REFINE, 0, True)]
+    assert wanted(plan(prefetch_refine=False), at(draft(ROOT))) == [(draft(ROOT), 0, False)]
+
+
+def test_while_a_draft_is_verified_the_next_is_written() -> None:
+    found = wanted(plan(), at(check(ONE), one=step("one")))
+    assert found == [(check(ONE), 0, False), (REFINE, 0, True), (draft(ONE), 1, True)]
+
+
+def test_drafts_ahead_are_verified_too() -> None:
+    found = wanted(plan(prefetch_refine=False), at(check(ONE), one=step("one"), two=step("two")))
+    assert found == [(check(ONE), 0, False), (check(TWO), 1, True), (draft(TWO), 2, True)]
+
+
+@pytest.mark.parametrize(("depth", "rounds"), [(0, []), (1, [1]), (2, [1, 2])])
+def test_no_further_ahead_than_the_plan_says(depth: int, rounds: list[int]) -> None:
+    situation = at(check(ONE), one=step("one"), two=step("two"))
+    found = wanted(plan(draft_ahead=depth, prefetch_refine=False), situation)
+    assert [r for _, r, speculative in found if speculative] == rounds
+
+
+def test_nothing_is_drafted_after_a_step_that_would_end_the_run() -> None:
+    for depth in range(4):
+        found = wanted(plan(draft_ahead=depth), at(check(ONE), lambda node: node == ONE, one=step("one")))
+        assert [r for r, *_ in found] == [check(ONE), REFINE]
+
+
+def test_what_is_known_is_not_wanted() -> None:
+    situation = Situation(check(ONE), ROOT, {draft(ROOT): step("one"), REFINE: step("ONE", TARGET)}, never)
+    assert REFINE not in [r for r, *_ in wanted(plan(), situation)]
+
+
+@pytest.mark.parametrize(
+    "need",
+    [
+        REFINE,
+        check(ROOT.child(step("ONE", TARGET))),
+        Request(Op.BACKTRACK, ROOT, TARGET),
+        check(ONE.child(step("other"))),
+    ],
+    ids=["refine", "verify refined", "backtrack", "verify elsewhere"],
+)
+def test_once_the_verdict_is_in_nothing_runs_ahead(need: Request) -> None:
+    assert wanted(plan(), Situation(need, ROOT, {draft(ROOT): step("one")}, never)) == [(need, 0, False)]
+
+
+@pytest.mark.parametrize("kind", [Policy.DRAFT_ONLY, Policy.TARGET_ONLY])
+def test_one_role_alone_has_nothing_to_run_ahead(kind: Policy) -> None:
+    role, op = (DRAFT, Op.DRAFT) if kind is Policy.DRAFT_ONLY else (TARGET, Op.REFINE)
+    alone = plan_for(workflow(kind), placement={role: "a"}, draft_ahead=3, prefetch_refine=True)
+    need = Request(op, ROOT, role)
+    assert wanted(alone, Situation(need, ROOT, {}, never)) == [(need, 0, False)]
+
+
+def test_cold_roles_read_the_prompt_where_it_is_listed() -> None:
+    cold = Situation(draft(ROOT), ROOT, {}, never, frozenset({DRAFT, PRM, TARGET}))
+    starts, _ = dispatch(plan(prefetch_refine=False), cold, {}, {"a", "b", "c"})
+    assert {d: (s.request.op, s.request.role) for d, s in starts.items()} == {
+        "a": (Op.DRAFT, DRAFT),
+        "b": (Op.PREFILL, PRM),
+        "c": (Op.PREFILL, TARGET),
+    }
+    assert dispatch(plan(priorities={}), cold, {}, {"a", "b", "c"})[0].keys() == {"a"}
+
+
+# --- order ---
+
+
+def test_the_order_of_the_plan_decides() -> None:
+    together = dict.fromkeys(APART, "a")
+    situation = at(check(ONE), one=step("one"), two=step("two"))
+    for first, request in (("VERIFY@0", check(ONE)), ("DRAFT@2", draft(TWO)), ("REFINE@0", REFINE)):
+        order = {"a": (first, *EVERYTHING)}
+        starts, _ = dispatch(plan(placement=together, priorities=order), situation, {}, {"a"})
+        assert starts["a"].request == request
+    starts, _ = dispatch(plan(placement=together, priorities={}), situation, {}, {"a"})
+    assert starts == {"a": Start(check(ONE), 0, False)}
+
+
+def test_needed_work_goes_before_speculative_work_of_its_kind() -> None:
+    together = dict.fromkeys(APART, "a")
+    cold = Situation(Request(Op.PREFILL, ROOT, DRAFT), ROOT, {}, never, frozenset({PRM}))
+    starts, _ = dispatch(plan(placement=together), cold, {}, {"a"})
+    assert not starts["a"].speculative
+
+
+def test_speculative_work_that_is_not_listed_never_starts() -> None:
+    situation = at(check(ONE), one=step("one"), two=step("two"))
+    listed = plan(priorities={"a": ("DRAFT@1",), "b": ("VERIFY@0",), "c": ("REFINE@1",)})
+    starts, _ = dispatch(listed, situation, {}, {"a", "b", "c"})
+    assert starts == {"b": Start(check(ONE), 0, False)}
+
+
+def test_only_free_devices_start() -> None:
+    situation = at(check(ONE), one=step("one"))
+    running = {"b": check(ONE)}
+    starts, cancelled = dispatch(plan(), situation, running, {"a", "c"})
+    assert set(starts) == {"a", "c"}
+    assert not cancelled
+
+
+def test_what_is_no_longer_wanted_is_cancelled() -> None:
+    rejected = Situation(REFINE, ROOT, {draft(ROOT): step("one"), check(ONE): 0.1}, never)
+    starts, cancelled = dispatch(plan(), rejected, {"a": draft(ONE), "c": REFINE}, {"b"})
+    assert not starts
+    assert cancelled == {"a"}
+    accepted = Situation(draft(ONE), ONE, {draft(ROOT): step("one"), check(ONE): 0.9}, never)
+    _, cancelled = dispatch(plan(), accepted, {"a": draft(ONE), "c": REFINE}, {"b"})
+    assert cancelled == {"c"}
+
+
+@given(SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_dispatch_is_pure_and_keeps_to_the_plan(seed: int) -> None:
+    random = Random(seed)
+    made = random_plan(random, FLOW)
+    known = {draft(ROOT): step("one"), draft(ONE): step("two"), check(TWO): 0.5}
+    kept = dict(list(known.items())[: random.randint(1, 3)])
+    situation = Situation(check(ONE), ROOT, kept, never, frozenset(random.sample(list(APART), random.randint(0, 3))))
+    free = {d.name for d in THREE.devices if random.random() < 0.7}
+    before = dict(situation.known)
+    starts, cancelled = dispatch(made, situation, {}, free)
+    assert (starts, cancelled) == dispatch(made, situation, {}, free)
+    assert situation.known == before
+    assert set(starts) <= free and not cancelled
+    for device, start in starts.items():
+        assert made.placement[start.request.role] == device
+        assert start.request not in known or start.request not in kept
+        key = f"{start.request.op}@{start.round}"
+        assert not start.speculative or key in made.priorities[device]
+    if made.placement[PRM] in free:
+        # What the policy waits for is begun unless the plan puts something listed before it.
+        assert made.placement[PRM] in starts

@@ -1,0 +1,470 @@
+"""The engine: plans never change answers, order reaches devices, waste is told, faults come out once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from planner_cases import (
+    APART,
+    DRAFT,
+    LETTERS,
+    PRM,
+    SEEDS,
+    TARGET,
+    THREE,
+    LetterBackend,
+    Letters,
+    LinearCosts,
+    committed,
+    device,
+    machine,
+    plan_for,
+    random_plan,
+    run_letters,
+    workflow,
+    workflows,
+)
+
+from planner.errors import UserError
+from planner.machine import Machine
+from planner.plan import Plan
+from planner.policy import Status
+from planner.problems.base import Problem
+from planner.runtime.backend import Output, Work
+from planner.runtime.engine import Engine
+from planner.runtime.process import ProcessWorkers
+from planner.runtime.worker import Shelf, VirtualWorkers
+from planner.simulate import SampledBackend, _drawn, _SampledProblems
+from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.workflow import Budget, Policy, Sampling, Workflow
+
+# --- plans never change answers ---
+
+
+def plans_of(flow: Workflow, seed: int, count: int = 4) -> list[Plan]:
+    random = Random(seed)
+    return [plan_for(flow, "serial"), plan_for(flow, "overlapped"), *(random_plan(random, flow) for _ in range(count))]
+
+
+def costs(seed: int) -> LinearCosts:
+    random = Random(seed)
+    return LinearCosts({(r, d.name): random.randint(1, 90) for r in (DRAFT, PRM, TARGET) for d in THREE.devices})
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_plans_never_change_what_is_committed(flow: Workflow, seed: int) -> None:
+    found = [committed(run_letters(p, costs=costs(seed))[0]) for p in plans_of(flow, seed)]
+    assert all(f == found[0] for f in found)
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_plans_never_change_what_is_drawn(flow: Workflow, seed: int) -> None:
+    found = []
+    for plan in plans_of(_drawn(flow, seed), seed):
+        backend = SampledBackend(flow.statistics)
+        workers = VirtualWorkers(THREE, costs(seed), dict.fromkeys("abc", backend))
+        engine = Engine(plan, workers, _SampledProblems(), lambda event: None)
+        found.append(committed([engine.solve(Problem("sampled", str(n), "")) for n in range(3)]))
+    assert all(f == found[0] for f in found)
+
+
+@pytest.mark.slow
+@given(workflows(), SEEDS)
+@settings(max_examples=500, deadline=None)
+def test_plans_never_change_what_is_committed_at_length(flow: Workflow, seed: int) -> None:
+    found = [committed(run_letters(p, "abc", costs=costs(seed))[0]) for p in plans_of(flow, seed, 8)]
+    assert all(f == found[0] for f in found)
+
+
+class Stale(LetterBackend):
+    """Keeps one token too many of the draft's cache."""
+
+    def cut(self, held: list[int], work: Work) -> None:
+        extra = 1 if work.role == DRAFT and len(held) > work.keep else 0
+        del held[work.keep + extra :]
+
+
+LIVELY = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12))
+
+
+def test_one_stale_token_in_one_cache_is_found_out() -> None:
+    differs = 0
+    for seed in range(8):
+        flow = replace(LIVELY, sampling=Sampling(1.0, seed))
+        found = [committed(run_letters(p, make=Stale)[0]) for p in plans_of(flow, seed)]
+        differs += any(f != found[0] for f in found)
+    assert differs >= 4
+
+
+def test_the_seed_changes_what_is_committed() -> None:
+    runs = [committed(run_letters(plan_for(replace(LIVELY, sampling=Sampling(1.0, s))))[0]) for s in range(6)]
+    assert len({str(r) for r in runs}) > 3
+
+
+def test_one_problem_does_not_depend_on_the_ones_before() -> None:
+    plan = plan_for(LIVELY, "overlapped")
+    together = committed(run_letters(plan, ("a", "bc", "ccc", "a"))[0])
+    apart = [committed(run_letters(plan, (q,))[0])[0] for q in ("a", "bc", "ccc", "a")]
+    assert together == apart
+
+
+def test_every_turn_of_the_policy_is_met() -> None:
+    """The cases above would say little if nothing was ever refused."""
+    turns = set()
+    for seed in range(12):
+        flow = replace(LIVELY, sampling=Sampling(1.0, seed))
+        turns |= {e.event for e in run_letters(plan_for(flow, "overlapped"))[1] if isinstance(e, Decided)}
+    assert turns == {"accepted", "refined", "kept weak", "backtracked"}
+
+
+# --- order reaches the devices ---
+
+
+def test_other_priorities_are_another_order_of_chunks_and_the_same_answer() -> None:
+    together = dict.fromkeys(APART, "a")
+    kinds = ("PREFILL@0", "DRAFT@0", "VERIFY@0", "REFINE@0", "DRAFT@1", "VERIFY@1")
+    orders = [kinds, kinds[::-1], ("REFINE@0", *kinds), ()]
+    seen, answers = [], []
+    for order in orders:
+        plan = plan_for(
+            LIVELY, placement=together, draft_ahead=1, prefetch_refine=True, priorities={"a": order}, chunk_tokens=4
+        )
+        solved, events = run_letters(plan, ("bc",))
+        seen.append([(c.op, c.round) for c in chunks(events)])
+        answers.append(committed(solved))
+    assert all(a == answers[0] for a in answers)
+    assert len({str(s) for s in seen}) == len(orders)
+    # The target's prefetch listed first is what the device does first.
+    assert seen[2][0] == ("REFINE", 0)
+    assert not any(c.speculative for c in chunks(events))
+
+
+def test_a_device_does_one_thing_at_a_time() -> None:
+    for seed in range(6):
+        _, events = run_letters(random_plan(Random(seed), LIVELY), costs=costs(seed))
+        for name in "abc":
+            mine = sorted((c.start_us, c.end_us) for c in chunks(events) if c.device == name)
+            assert all(a[1] <= b[0] for a, b in zip(mine, mine[1:], strict=False))
+
+
+def chunks(events: Sequence[Event]) -> list[Chunk]:
+    return [e for e in events if isinstance(e, Chunk)]
+
+
+# --- the trace tells what happened ---
+
+
+def test_a_trace_by_hand() -> None:
+    plan = plan_for(workflow(Policy.DRAFT_ONLY, budget=Budget(2, 50, 6)), placement={DRAFT: "a"}, chunk_tokens=4)
+    (solved,), events = run_letters(plan, ("abc",), costs=LinearCosts(otherwise_us=10))
+    assert isinstance(events[0], RunStarted) and events[0].plan == plan.hash
+    assert isinstance(events[1], ProblemStarted) and events[1].question == "abc"
+    assert isinstance(events[-1], ProblemEnded)
+    assert events[-1].steps == solved.steps == tuple(s.text.upper() for s in solved.outcome.node.path)
+    assert events[-1].at_us - events[1].at_us == solved.latency_us
+    first = chunks(events)[0]
+    assert (first.tokens_in, first.context, first.start_us) == (4, 0, 0)
+    assert first.end_us == 10 * 4 // 10 + 10 * first.tokens_out
+    written = sum(len(s.tokens) for s in solved.outcome.node.path)
+    assert sum(c.tokens_out for c in chunks(events)) == written
+    assert not any(c.speculative for c in chunks(events))
+    assert all(c.tokens_out <= 4 for c in chunks(events))
+
+
+def test_serial_wastes_nothing_but_what_the_policy_refused() -> None:
+    for name, wastes in (("serial", False), ("overlapped", True)):
+        _, events = run_letters(plan_for(LIVELY, name), ("a", "bc", "c"))
+        used = {(e.problem, u) for e in events if isinstance(e, ProblemEnded) for u in e.used}
+        wasted = [c for c in chunks(events) if (c.problem, c.request) not in used]
+        assert bool(wasted) is wastes
+        assert all(c.speculative for c in wasted)
+
+
+def test_a_cache_catches_up_from_the_common_prefix() -> None:
+    plan = plan_for(LIVELY, placement=APART)
+    backends = {d: LetterBackend() for d in "abc"}
+    engine = Engine(plan, VirtualWorkers(THREE, LinearCosts(), backends), Letters(), lambda event: None)
+    solved = engine.solve(Letters().parse("bc"))
+    path = [t for s in solved.outcome.node.path for t in s.tokens]
+    whole = [*LetterBackend().encode("draft", "bc."), *path]
+    for role, name in APART.items():
+        log, held = backends[name].log, backends[name].held[role, "0"]
+        assert log[0].keep == 0 and log[0].feed[:3] == tuple(whole[:3])
+        # Nothing is read again that is there: later feeds never begin with the prompt.
+        assert all(w.keep >= 3 for w in log[1:])
+        common = [a == b for a, b in zip(held, whole, strict=False)]
+        assert common[:3] == [True] * 3
+    # The verifier reads each drafted step once.
+    fed = sum(len(w.feed) for w in backends["b"].log)
+    assert fed >= len(whole) - len(path)
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_budgets_are_kept(flow: Workflow, seed: int) -> None:
+    solved, _ = run_letters(random_plan(Random(seed), flow), ("a",))
+    path = solved[0].outcome.node.path
+    assert 1 <= len(path) <= flow.budget.steps
+    assert sum(len(s.tokens) for s in path) <= flow.budget.tokens
+    assert all(1 <= len(s.tokens) <= flow.budget.step_tokens for s in path)
+    assert all(s.tokens.count(LETTERS.index(".")) <= 1 and "." not in s.text for s in path)
+
+
+def test_statuses_are_met() -> None:
+    found = set()
+    for seed in range(30):
+        flow = replace(LIVELY, sampling=Sampling(1.0, seed), budget=Budget(4, 12 + seed, 12))
+        found |= {s.outcome.status for s in run_letters(plan_for(flow, "overlapped"))[0]}
+    assert found >= {Status.ANSWER, Status.STEPS, Status.TOKENS, Status.REPEAT}
+
+
+# --- text between roles ---
+
+OTHER = (".", "c", "b", "a", "ab", "c.")
+"""The same letters by other ids, some in pairs."""
+
+
+class TwoVocabularies(LetterBackend):
+    """The target has a tokenizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__({DRAFT: LETTERS, PRM: LETTERS, TARGET: OTHER})
+
+
+@given(SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_roles_with_other_tokenizers_exchange_text(seed: int) -> None:
+    flow = replace(LIVELY, sampling=Sampling(1.0, seed))
+    found = [committed(run_letters(p, make=TwoVocabularies)[0]) for p in plans_of(flow, seed, 3)]
+    assert all(f == found[0] for f in found)
+
+
+def test_what_a_role_reads_is_the_text_in_its_own_tokens() -> None:
+    plan = plan_for(LIVELY, placement=APART)
+    backends = {d: TwoVocabularies() for d in "abc"}
+    engine = Engine(plan, VirtualWorkers(THREE, LinearCosts(), backends), Letters(), lambda event: None)
+    found = 0
+    for question in ("a", "bc", "cab"):
+        solved = engine.solve(Letters().parse(question))
+        path = solved.outcome.node.path
+        for role, name in APART.items():
+            text = backends[name].decode(role, backends[name].held[role, "0"])
+            assert text.startswith(question + ".")
+        found += sum(s.source is TARGET for s in path)
+        assert all(s.text.isalpha() or not s.text for s in path)
+    assert found
+
+
+# --- faults ---
+
+
+class Fails(LetterBackend):
+    """Goes wrong on its third chunk."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def run(self, work: Work) -> Output:
+        if len(self.log) == 2:
+            raise self.error
+        return super().run(work)
+
+
+@pytest.mark.parametrize("error", [UserError("the fan stopped", mend="clean it"), ZeroDivisionError("of ours")])
+def test_a_failing_backend_s_error_comes_out_once(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        run_letters(plan_for(LIVELY, "overlapped"), make=lambda: Fails(error))
+    assert caught.value is error
+    assert caught.value.__context__ is None
+
+
+class Answers(LetterBackend):
+    """Gives what no backend may."""
+
+    def __init__(self, output: Output, op: str) -> None:
+        super().__init__()
+        self.output, self.op = output, op
+
+    def run(self, work: Work) -> Output:
+        given = super().run(work)
+        return self.output if (self.op == "write") == (work.max_new > 0) else given
+
+
+@pytest.mark.parametrize(
+    ("output", "op", "says"),
+    [
+        (Output(), "write", "device a wrote 0 tokens where 1 to 8 were asked for"),
+        (Output((1,) * 9), "write", "device a wrote 9 tokens where 1 to 8"),
+        (Output(), "score", r"device b answered \(\) where one score"),
+        (Output(scores=(0.5, 0.5)), "score", "where one score from 0 to 1 was asked for"),
+        (Output(scores=(float("nan"),)), "score", "where one score from 0 to 1 was asked for"),
+        (Output(scores=(1.5,)), "score", "where one score from 0 to 1 was asked for"),
+    ],
+)
+def test_a_backend_that_breaks_the_protocol_is_named(output: Output, op: str, says: str) -> None:
+    with pytest.raises(RuntimeError, match=says):
+        run_letters(plan_for(LIVELY, placement=APART), make=lambda: Answers(output, op))
+
+
+def test_a_cache_that_is_too_small_is_refused_before_work_begins() -> None:
+    made: list[LetterBackend] = []
+
+    def small() -> LetterBackend:
+        made.append(LetterBackend(context_tokens=62))
+        return made[-1]
+
+    with pytest.raises(UserError) as error:
+        run_letters(plan_for(LIVELY), ("abc",), make=small)
+    assert str(error.value) == (
+        "workflow test: prompt and budget need 64 tokens and role draft holds 62;"
+        " raise numerics.cache_tokens or lower budget.tokens"
+    )
+    assert not any(b.log for b in made)
+    run_letters(plan_for(LIVELY), ("a",), make=small)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    class Silent(Letters):
+        def prompt(self, problem: Problem) -> str:
+            return ""
+
+    workers = VirtualWorkers(THREE, LinearCosts(), {d: LetterBackend() for d in "abc"})
+    engine = Engine(plan_for(LIVELY), workers, Silent(), lambda event: None)
+    with pytest.raises(UserError, match="the prompt is empty; write a question"):
+        engine.solve(Letters().parse("a"))
+
+
+# --- a process for each device ---
+
+BACKEND = '''
+"""A backend that an entry point names, for tests of worker processes."""
+import os, sys, time
+sys.path.insert(0, {tests!r})
+from planner_cases import LetterBackend
+from planner.errors import UserError
+
+
+class Backend(LetterBackend):
+    def __init__(self, options):
+        super().__init__()
+        if os.environ.get("TEST_BACKEND") == "refuse":
+            raise UserError("no such board", where="slot 3", mend="plug it in")
+
+    def encode(self, name, text):
+        if text == "pid":
+            return (os.getpid(),)
+        if text == "raise":
+            raise UserError("cannot be written", where="here", mend="use letters")
+        if text == "fault":
+            raise ZeroDivisionError("oh")
+        return super().encode(name, text)
+
+    def run(self, work):
+        if work.temperature == 5.0:
+            time.sleep(600)
+        return super().run(work)
+'''
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine of two devices whose backend is installed in a folder of its own; its processes inherit the path."""
+    (tmp_path / "backend_of_test.py").write_text(BACKEND.format(tests=str(Path(__file__).parent)))
+    info = tmp_path / "backend_of_test-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: backend-of-test\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[heteroreason.backends]\nfake = backend_of_test:Backend\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return machine(device("a"), device("b"))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_worker_processes(board: Machine) -> None:
+    flow = workflow(accept=0.6, accept_refined=0.5, budget=Budget(3, 30, 12))
+    plan = plan_for(flow, "overlapped", board)
+    events: list[Event] = []
+    with closing(ProcessWorkers(board)) as workers:
+        assert workers.clock is ClockKind.WALL
+        engine = Engine(plan, workers, Letters(), events.append)
+        solved = [engine.solve(Letters().parse(q)) for q in ("a", "bc")]
+        # The same steps as on the virtual clock, and times that follow each other.
+        assert committed(solved) == committed(run_letters(plan)[0])
+        assert all(c.start_us <= c.end_us for c in chunks(events))
+        pids = {d: workers.encode(d, DRAFT, "pid")[0] for d in ("a", "b")}
+        assert len({os.getpid(), *pids.values()}) == 3
+        with pytest.raises(UserError) as error:
+            workers.encode("a", DRAFT, "raise")
+        assert (error.value.what, error.value.where, error.value.mend) == ("cannot be written", "here", "use letters")
+        with pytest.raises(RuntimeError, match="device a: ZeroDivisionError: oh"):
+            workers.encode("a", DRAFT, "fault")
+        # It still answers, until it is killed while it works.
+        assert workers.encode("a", DRAFT, "ab") == (0, 1)
+        work = Work("draft", "0", 0, (1,), 4, temperature=5.0)
+        workers.submit("a", work, 0)
+        with pytest.raises(UserError, match="a did not answer within 0.01 s"):
+            workers.wait(0.01)
+        with pytest.raises(RuntimeError, match="asked to encode while it is busy"):
+            workers.encode("a", DRAFT, "ab")
+        os.kill(pids["a"], signal.SIGKILL)
+        with pytest.raises(UserError, match="^the worker of device a ended; see its message above"):
+            workers.wait(60.0)
+        with pytest.raises(UserError, match="the worker of device a ended"):
+            workers.encode("a", DRAFT, "ab")
+    assert not any(alive(pid) for pid in pids.values())
+    workers.close()
+
+
+def test_a_backend_that_cannot_be_made_says_why(board: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_BACKEND", "refuse")
+    missing = replace(board, devices=(board.devices[0], replace(board.devices[1], backend="nobody")))
+    with closing(ProcessWorkers(missing)) as workers:
+        with pytest.raises(UserError, match="^slot 3: no such board; plug it in$"):
+            workers.encode("a", DRAFT, "ab")
+        with pytest.raises(
+            UserError, match="backend 'nobody' of device b is not installed; use one of fake, fpga, jax"
+        ):
+            workers.encode("b", DRAFT, "ab")
+
+
+def test_a_shelf_keeps_one_backend_a_kind(board: Machine) -> None:
+    shelf = Shelf()
+    a, b = (shelf.backend(d) for d in board.devices)
+    assert a is b and isinstance(a, object)
+    shelf.close()
+    assert shelf.backend(board.devices[0]) is not a
+    shelf.close()
+    shelf.close()
+
+
+def test_a_virtual_clock_stands_still_but_for_waits() -> None:
+    workers = VirtualWorkers(THREE, LinearCosts(otherwise_us=10), {d: LetterBackend() for d in "abc"})
+    workers.load("a", DRAFT, LIVELY.roles[DRAFT], ".")
+    assert workers.encode("a", DRAFT, "ab") == (0, 1) and workers.decode("a", DRAFT, (0, 1)) == "ab"
+    workers.submit("a", Work("draft", "0", 0, (1,) * 20), 7)
+    workers.submit("b", Work("draft", "0", 0, (1,) * 10), 3)
+    assert workers.now_us() == 0
+    done = workers.wait(1.0)
+    assert (done.device, done.start_us, done.end_us, workers.now_us()) == ("b", 3, 13, 13)
+    done = workers.wait(1.0)
+    assert (done.device, done.start_us, done.end_us, workers.now_us()) == ("a", 7, 27, 27)
+    workers.close()
