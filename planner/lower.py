@@ -44,11 +44,15 @@ class _Builder:
             self.tasks.append(Task(f"prefill.{role}", Op.PREFILL, role, 0, tokens_in=prompt))
 
     def add(self, op: Op, name: str, node: _Node, guard: Guard, needs: list[str | None], **counts: float) -> str:
-        """Append a task; `needs` are its producers, the prompt's prefill is added to them."""
+        """Append a task; `needs` are its producers, the prompt's prefill is added to them.
+
+        `behind` are tokens of earlier steps that the role has not read yet.
+        """
         role = {Op.DRAFT: RoleName.DRAFT, Op.VERIFY: RoleName.PRM}.get(op, RoleName.TARGET)
         task = f"{name}.{node.history}" if node.history else name
-        accept = counts.pop("accept", None)
+        accept, behind = counts.pop("accept", None), counts.pop("behind", 0)
         integers = {key: int(value) for key, value in counts.items()}
+        integers["tokens_in"] = integers.get("tokens_in", 0) + int(behind)
         self.tasks.append(
             Task(
                 task,
@@ -57,7 +61,7 @@ class _Builder:
                 len(node.history),
                 guard=guard,
                 accept=accept,
-                context=self.context(node),
+                context=self.context(node) - int(behind),
                 **integers,
             )
         )
@@ -78,7 +82,9 @@ class _Builder:
         stats, kind = self.workflow.statistics, self.workflow.policy.kind
         # A role that did not write the step before still has to read it.
         behind_draft = stats.target_step_tokens if node.history.endswith("R") else 0
-        behind_target = stats.draft_step_tokens if node.history.endswith("A") else 0
+        accepted_since = len(node.history) - len(node.history.rstrip("A"))
+        behind_target = stats.draft_step_tokens * accepted_since
+        behind_prm = stats.target_step_tokens if self.unscored(node.history) else 0
         if kind is Policy.TARGET_ONLY:
             text = self.add(Op.REFINE, "refine", node, node.guard, [node.writer], tokens_out=stats.target_step_tokens)
             self.round(_Node(node.history + "R", node.guard, text), rounds)
@@ -89,7 +95,7 @@ class _Builder:
             node,
             node.guard,
             [node.writer],
-            tokens_in=behind_draft,
+            behind=behind_draft,
             tokens_out=stats.draft_step_tokens,
         )
         if kind is Policy.DRAFT_ONLY:
@@ -101,6 +107,7 @@ class _Builder:
             node,
             node.guard,
             [draft],
+            behind=behind_prm,
             tokens_in=stats.draft_step_tokens,
             accept=stats.accept,
         )
@@ -112,7 +119,7 @@ class _Builder:
             node,
             rejected,
             [node.writer],
-            tokens_in=behind_target,
+            behind=behind_target,
             tokens_out=stats.target_step_tokens,
         )
         kept = rejected

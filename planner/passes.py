@@ -111,7 +111,8 @@ class PrefetchAlternative:
         """Let BACKTRACK tasks run ahead of the verdict on the refined step."""
 
         def run_ahead(task: Task) -> Task:
-            return replace(task, ahead=max(task.ahead, 1)) if task.op is Op.BACKTRACK else task
+            alternative = task.op is Op.BACKTRACK and task.guard
+            return replace(task, ahead=max(task.ahead, 1)) if alternative else task
 
         return replace(graph, tasks=tuple(map(run_ahead, graph.tasks)))
 

@@ -24,7 +24,7 @@ class DeviceUse:
     wasted_us: int
     """Part of `busy_us` spent on what was not used."""
     utilisation: float
-    """busy_us over the time of all problems."""
+    """busy_us over the time of all problems, what is left to finish after an answer included."""
     energy_mj: float
     """Active power while busy, idle power else."""
 
@@ -107,11 +107,24 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
         bound_round_us=plan.lower_bound_us,
         turns=dict(sorted(counts.items())),
         acceptance=accepted / len(scored) if scored else None,
-        devices=_devices(plan, events, ends, total),
+        devices=_devices(plan, events, ends, _span_us(events)),
     )
 
 
-def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], total_us: int) -> tuple[DeviceUse, ...]:
+def _span_us(events: Sequence[Event]) -> int:
+    """Time that the devices were there: each problem until its end, or until the last work begun for it was over."""
+    total = begun = last = 0
+    for event in events:
+        if isinstance(event, ProblemStarted):
+            begun = last = event.at_us
+        elif isinstance(event, Chunk):
+            last = max(last, event.end_us)
+        elif isinstance(event, ProblemEnded):
+            total += max(last, event.at_us) - begun
+    return total
+
+
+def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span_us: int) -> tuple[DeviceUse, ...]:
     used = {(e.problem, name) for e in ends for name in e.used}
     rows = []
     for name in dict.fromkeys(plan.placement.values()):
@@ -119,6 +132,6 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], tota
         busy = sum(c.end_us - c.start_us for c in chunks)
         lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
         device = plan.machine.device(name)
-        energy = active_mj(device, busy) + idle_mj(device, max(0, total_us - busy))
-        rows.append(DeviceUse(name, busy, lost, busy / total_us if total_us else 0.0, energy))
+        energy = active_mj(device, busy) + idle_mj(device, max(0, span_us - busy))
+        rows.append(DeviceUse(name, busy, lost, busy / span_us if span_us else 0.0, energy))
     return tuple(rows)

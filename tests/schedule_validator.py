@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 
 from planner.graph import Task, TaskGraph, Verdict
-from planner.schedule.instance import Instance, Schedule, Slot
+from planner.schedule.instance import Instance, Placement, Schedule, Slot
 
 World = dict[str, Verdict]
 """The verdicts that come in one outcome."""
@@ -104,10 +104,10 @@ def _task_faults(instance: Instance, schedule: Schedule, slots: Mapping[str, Slo
 
 def best_us(instance: Instance) -> float:
     """The least objective of all schedules of a tiny instance: every start is tried."""
-    return min(_best_of(instance, dict(p)) for p in instance.placements)
+    return min(_best_of(instance, p) for p in instance.placements)
 
 
-def _best_of(instance: Instance, placement: Mapping[str, str]) -> float:
+def _best_of(instance: Instance, placement: Placement) -> float:
     graph = instance.graph
     every = worlds(graph)
     used = [[is_used(t, world) for world, _ in every] for t in graph.tasks]

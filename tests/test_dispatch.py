@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from planner_cases import APART, DRAFT, PRM, ROOT, SEEDS, TARGET, THREE, plan_for, random_plan, step, workflow
+from planner_cases import APART, DRAFT, PRM, ROOT, SEEDS, TARGET, THREE, quick_plan, random_plan, step, workflow
 
 from planner.dispatch import Situation, Start, dispatch, wanted_work
 from planner.graph import Op
@@ -24,7 +25,8 @@ TWO = ONE.child(step("two"))
 
 def plan(**more: Any) -> Plan:
     fields: dict[str, Any] = {"placement": APART, "draft_ahead": 2, "prefetch_refine": True}
-    return plan_for(FLOW, **fields | {"priorities": dict.fromkeys("abc", EVERYTHING)} | more)
+    fields |= {"priorities": dict.fromkeys("abc", EVERYTHING)}
+    return replace(quick_plan(FLOW), **fields | more)
 
 
 def draft(node: Node) -> Request:
@@ -102,7 +104,7 @@ def test_once_the_verdict_is_in_nothing_runs_ahead(need: Request) -> None:
 @pytest.mark.parametrize("kind", [Policy.DRAFT_ONLY, Policy.TARGET_ONLY])
 def test_one_role_alone_has_nothing_to_run_ahead(kind: Policy) -> None:
     role, op = (DRAFT, Op.DRAFT) if kind is Policy.DRAFT_ONLY else (TARGET, Op.REFINE)
-    alone = plan_for(workflow(kind), placement={role: "a"}, draft_ahead=3, prefetch_refine=True)
+    alone = quick_plan(workflow(kind), placement={role: "a"}, draft_ahead=3, prefetch_refine=True)
     need = Request(op, ROOT, role)
     assert wanted(alone, Situation(need, ROOT, {}, never)) == [(need, 0, False)]
 

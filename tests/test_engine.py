@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -27,7 +28,7 @@ from planner_cases import (
     committed,
     device,
     machine,
-    plan_for,
+    quick_plan,
     random_plan,
     run_letters,
     workflow,
@@ -35,9 +36,10 @@ from planner_cases import (
 )
 
 from planner.errors import UserError
+from planner.graph import Op
 from planner.machine import Machine
 from planner.plan import Plan
-from planner.policy import Status
+from planner.policy import Node, Request, Result, Status, Step, reason
 from planner.problems.base import Problem
 from planner.runtime.backend import Output, Work
 from planner.runtime.engine import Engine
@@ -52,7 +54,11 @@ from planner.workflow import Budget, Policy, Sampling, Workflow
 
 def plans_of(flow: Workflow, seed: int, count: int = 4) -> list[Plan]:
     random = Random(seed)
-    return [plan_for(flow, "serial"), plan_for(flow, "overlapped"), *(random_plan(random, flow) for _ in range(count))]
+    return [
+        quick_plan(flow, "serial"),
+        quick_plan(flow, "overlapped"),
+        *(random_plan(random, flow) for _ in range(count)),
+    ]
 
 
 def costs(seed: int) -> LinearCosts:
@@ -60,11 +66,41 @@ def costs(seed: int) -> LinearCosts:
     return LinearCosts({(r, d.name): random.randint(1, 90) for r in (DRAFT, PRM, TARGET) for d in THREE.devices})
 
 
+def reference(flow: Workflow, question: str) -> tuple[str, str | None, tuple[Step, ...]]:
+    """What is committed if each request is worked out from the prompt on: no engine, no cache, no plan."""
+    problems, made = Letters(), LetterBackend()
+    problem = problems.parse(question)
+
+    def ask(request: Request) -> Result:
+        path = request.node.path
+        feed = made.encode(request.role, problems.prompt(problem)) + tuple(t for s in path for t in s.tokens)
+        fresh = LetterBackend()
+        if request.op is Op.VERIFY:
+            return fresh.run(Work(request.role.value, "0", 0, feed, score=(len(feed) - 1,))).scores[0]
+        limit = min(flow.budget.step_tokens, flow.budget.tokens - sum(len(s.tokens) for s in path))
+        key = request.sampling_key(flow.sampling.seed)
+        tokens = fresh.run(Work(request.role.value, "0", 0, feed, limit, key=key)).tokens
+        return Step(fresh.decode(request.role, tokens).partition(".")[0], tokens, request.role)
+
+    policy = reason(flow, Node(None, None, problem.key), problems.answer, lambda decision: None)
+    need = next(policy)
+    while True:
+        try:
+            need = policy.send(ask(need))
+        except StopIteration as stop:
+            return stop.value.status.value, stop.value.answer, tuple(stop.value.node.path)
+
+
+def same_by_every_plan(flow: Workflow, seed: int, plans: int, questions: Sequence[str] = ("a", "bc")) -> None:
+    expected = [reference(flow, q) for q in questions]
+    for plan in plans_of(flow, seed, plans):
+        assert committed(run_letters(plan, questions, costs=costs(seed))[0]) == expected
+
+
 @given(workflows(), SEEDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_plans_never_change_what_is_committed(flow: Workflow, seed: int) -> None:
-    found = [committed(run_letters(p, costs=costs(seed))[0]) for p in plans_of(flow, seed)]
-    assert all(f == found[0] for f in found)
+    same_by_every_plan(flow, seed, plans=4)
 
 
 @given(workflows(), SEEDS)
@@ -83,37 +119,45 @@ def test_plans_never_change_what_is_drawn(flow: Workflow, seed: int) -> None:
 @given(workflows(), SEEDS)
 @settings(max_examples=500, deadline=None)
 def test_plans_never_change_what_is_committed_at_length(flow: Workflow, seed: int) -> None:
-    found = [committed(run_letters(p, "abc", costs=costs(seed))[0]) for p in plans_of(flow, seed, 8)]
-    assert all(f == found[0] for f in found)
+    same_by_every_plan(flow, seed, plans=8, questions="abc")
 
 
-class Stale(LetterBackend):
-    """Keeps one token too many of the draft's cache."""
+class StaleFirst(LetterBackend):
+    """Leaves the first token that it should forget in the draft's cache: all plans are wrong in the same way."""
 
     def cut(self, held: list[int], work: Work) -> None:
-        extra = 1 if work.role == DRAFT and len(held) > work.keep else 0
-        del held[work.keep + extra :]
+        del held[work.keep + (work.role == DRAFT) :]
+
+
+class StaleLast(LetterBackend):
+    """Leaves the last token that it should forget in the draft's cache: how far a plan runs ahead shows."""
+
+    def cut(self, held: list[int], work: Work) -> None:
+        held[work.keep :] = held[-1:] if work.role == DRAFT and len(held) > work.keep else []
 
 
 LIVELY = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12))
 
 
-def test_one_stale_token_in_one_cache_is_found_out() -> None:
-    differs = 0
+@pytest.mark.parametrize("broken", [StaleFirst, StaleLast])
+def test_one_stale_token_in_one_cache_is_found_out(broken: type[LetterBackend]) -> None:
+    wrong = differs = 0
     for seed in range(8):
         flow = replace(LIVELY, sampling=Sampling(1.0, seed))
-        found = [committed(run_letters(p, make=Stale)[0]) for p in plans_of(flow, seed)]
+        found = [committed(run_letters(p, make=broken)[0]) for p in plans_of(flow, seed)]
+        wrong += found[0] != [reference(flow, q) for q in ("a", "bc")]
         differs += any(f != found[0] for f in found)
-    assert differs >= 4
+    assert wrong >= 4
+    assert broken is StaleFirst or differs >= 4
 
 
 def test_the_seed_changes_what_is_committed() -> None:
-    runs = [committed(run_letters(plan_for(replace(LIVELY, sampling=Sampling(1.0, s))))[0]) for s in range(6)]
+    runs = [committed(run_letters(quick_plan(replace(LIVELY, sampling=Sampling(1.0, s))))[0]) for s in range(6)]
     assert len({str(r) for r in runs}) > 3
 
 
 def test_one_problem_does_not_depend_on_the_ones_before() -> None:
-    plan = plan_for(LIVELY, "overlapped")
+    plan = quick_plan(LIVELY, "overlapped")
     together = committed(run_letters(plan, ("a", "bc", "ccc", "a"))[0])
     apart = [committed(run_letters(plan, (q,))[0])[0] for q in ("a", "bc", "ccc", "a")]
     assert together == apart
@@ -124,7 +168,7 @@ def test_every_turn_of_the_policy_is_met() -> None:
     turns = set()
     for seed in range(12):
         flow = replace(LIVELY, sampling=Sampling(1.0, seed))
-        turns |= {e.event for e in run_letters(plan_for(flow, "overlapped"))[1] if isinstance(e, Decided)}
+        turns |= {e.event for e in run_letters(quick_plan(flow, "overlapped"))[1] if isinstance(e, Decided)}
     assert turns == {"accepted", "refined", "kept weak", "backtracked"}
 
 
@@ -135,9 +179,9 @@ def test_other_priorities_are_another_order_of_chunks_and_the_same_answer() -> N
     together = dict.fromkeys(APART, "a")
     kinds = ("PREFILL@0", "DRAFT@0", "VERIFY@0", "REFINE@0", "DRAFT@1", "VERIFY@1")
     orders = [kinds, kinds[::-1], ("REFINE@0", *kinds), ()]
-    seen, answers = [], []
+    seen, answers, events = [], [], []
     for order in orders:
-        plan = plan_for(
+        plan = quick_plan(
             LIVELY, placement=together, draft_ahead=1, prefetch_refine=True, priorities={"a": order}, chunk_tokens=4
         )
         solved, events = run_letters(plan, ("bc",))
@@ -155,7 +199,7 @@ def test_a_device_does_one_thing_at_a_time() -> None:
         _, events = run_letters(random_plan(Random(seed), LIVELY), costs=costs(seed))
         for name in "abc":
             mine = sorted((c.start_us, c.end_us) for c in chunks(events) if c.device == name)
-            assert all(a[1] <= b[0] for a, b in zip(mine, mine[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(mine))
 
 
 def chunks(events: Sequence[Event]) -> list[Chunk]:
@@ -166,7 +210,7 @@ def chunks(events: Sequence[Event]) -> list[Chunk]:
 
 
 def test_a_trace_by_hand() -> None:
-    plan = plan_for(workflow(Policy.DRAFT_ONLY, budget=Budget(2, 50, 6)), placement={DRAFT: "a"}, chunk_tokens=4)
+    plan = quick_plan(workflow(Policy.DRAFT_ONLY, budget=Budget(2, 50, 6)), placement={DRAFT: "a"}, chunk_tokens=4)
     (solved,), events = run_letters(plan, ("abc",), costs=LinearCosts(otherwise_us=10))
     assert isinstance(events[0], RunStarted) and events[0].plan == plan.hash
     assert isinstance(events[1], ProblemStarted) and events[1].question == "abc"
@@ -184,7 +228,7 @@ def test_a_trace_by_hand() -> None:
 
 def test_serial_wastes_nothing_but_what_the_policy_refused() -> None:
     for name, wastes in (("serial", False), ("overlapped", True)):
-        _, events = run_letters(plan_for(LIVELY, name), ("a", "bc", "c"))
+        _, events = run_letters(quick_plan(LIVELY, name), ("a", "bc", "c"))
         used = {(e.problem, u) for e in events if isinstance(e, ProblemEnded) for u in e.used}
         wasted = [c for c in chunks(events) if (c.problem, c.request) not in used]
         assert bool(wasted) is wastes
@@ -192,7 +236,7 @@ def test_serial_wastes_nothing_but_what_the_policy_refused() -> None:
 
 
 def test_a_cache_catches_up_from_the_common_prefix() -> None:
-    plan = plan_for(LIVELY, placement=APART)
+    plan = quick_plan(LIVELY, placement=APART)
     backends = {d: LetterBackend() for d in "abc"}
     engine = Engine(plan, VirtualWorkers(THREE, LinearCosts(), backends), Letters(), lambda event: None)
     solved = engine.solve(Letters().parse("bc"))
@@ -225,7 +269,7 @@ def test_statuses_are_met() -> None:
     found = set()
     for seed in range(30):
         flow = replace(LIVELY, sampling=Sampling(1.0, seed), budget=Budget(4, 12 + seed, 12))
-        found |= {s.outcome.status for s in run_letters(plan_for(flow, "overlapped"))[0]}
+        found |= {s.outcome.status for s in run_letters(quick_plan(flow, "overlapped"))[0]}
     assert found >= {Status.ANSWER, Status.STEPS, Status.TOKENS, Status.REPEAT}
 
 
@@ -251,7 +295,7 @@ def test_roles_with_other_tokenizers_exchange_text(seed: int) -> None:
 
 
 def test_what_a_role_reads_is_the_text_in_its_own_tokens() -> None:
-    plan = plan_for(LIVELY, placement=APART)
+    plan = quick_plan(LIVELY, placement=APART)
     backends = {d: TwoVocabularies() for d in "abc"}
     engine = Engine(plan, VirtualWorkers(THREE, LinearCosts(), backends), Letters(), lambda event: None)
     found = 0
@@ -285,7 +329,7 @@ class Fails(LetterBackend):
 @pytest.mark.parametrize("error", [UserError("the fan stopped", mend="clean it"), ZeroDivisionError("of ours")])
 def test_a_failing_backend_s_error_comes_out_once(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
-        run_letters(plan_for(LIVELY, "overlapped"), make=lambda: Fails(error))
+        run_letters(quick_plan(LIVELY, "overlapped"), make=lambda: Fails(error))
     assert caught.value is error
     assert caught.value.__context__ is None
 
@@ -315,7 +359,7 @@ class Answers(LetterBackend):
 )
 def test_a_backend_that_breaks_the_protocol_is_named(output: Output, op: str, says: str) -> None:
     with pytest.raises(RuntimeError, match=says):
-        run_letters(plan_for(LIVELY, placement=APART), make=lambda: Answers(output, op))
+        run_letters(quick_plan(LIVELY, placement=APART), make=lambda: Answers(output, op))
 
 
 def test_a_cache_that_is_too_small_is_refused_before_work_begins() -> None:
@@ -326,13 +370,13 @@ def test_a_cache_that_is_too_small_is_refused_before_work_begins() -> None:
         return made[-1]
 
     with pytest.raises(UserError) as error:
-        run_letters(plan_for(LIVELY), ("abc",), make=small)
+        run_letters(quick_plan(LIVELY), ("abc",), make=small)
     assert str(error.value) == (
         "workflow test: prompt and budget need 64 tokens and role draft holds 62;"
         " raise numerics.cache_tokens or lower budget.tokens"
     )
     assert not any(b.log for b in made)
-    run_letters(plan_for(LIVELY), ("a",), make=small)
+    run_letters(quick_plan(LIVELY), ("a",), make=small)
 
 
 def test_an_empty_prompt_is_refused() -> None:
@@ -341,7 +385,7 @@ def test_an_empty_prompt_is_refused() -> None:
             return ""
 
     workers = VirtualWorkers(THREE, LinearCosts(), {d: LetterBackend() for d in "abc"})
-    engine = Engine(plan_for(LIVELY), workers, Silent(), lambda event: None)
+    engine = Engine(quick_plan(LIVELY), workers, Silent(), lambda event: None)
     with pytest.raises(UserError, match="the prompt is empty; write a question"):
         engine.solve(Letters().parse("a"))
 
@@ -401,7 +445,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_worker_processes(board: Machine) -> None:
     flow = workflow(accept=0.6, accept_refined=0.5, budget=Budget(3, 30, 12))
-    plan = plan_for(flow, "overlapped", board)
+    plan = quick_plan(flow, "overlapped", machine=board, placement={DRAFT: "a", PRM: "b", TARGET: "b"})
     events: list[Event] = []
     with closing(ProcessWorkers(board)) as workers:
         assert workers.clock is ClockKind.WALL
@@ -421,12 +465,12 @@ def test_worker_processes(board: Machine) -> None:
         assert workers.encode("a", DRAFT, "ab") == (0, 1)
         work = Work("draft", "0", 0, (1,), 4, temperature=5.0)
         workers.submit("a", work, 0)
-        with pytest.raises(UserError, match="a did not answer within 0.01 s"):
+        with pytest.raises(UserError, match=r"a did not answer within 0\.01 s"):
             workers.wait(0.01)
         with pytest.raises(RuntimeError, match="asked to encode while it is busy"):
             workers.encode("a", DRAFT, "ab")
         os.kill(pids["a"], signal.SIGKILL)
-        with pytest.raises(UserError, match="^the worker of device a ended; see its message above"):
+        with pytest.raises(UserError, match=r"^the worker of device a ended; see its message above"):
             workers.wait(60.0)
         with pytest.raises(UserError, match="the worker of device a ended"):
             workers.encode("a", DRAFT, "ab")
@@ -438,11 +482,9 @@ def test_a_backend_that_cannot_be_made_says_why(board: Machine, monkeypatch: pyt
     monkeypatch.setenv("TEST_BACKEND", "refuse")
     missing = replace(board, devices=(board.devices[0], replace(board.devices[1], backend="nobody")))
     with closing(ProcessWorkers(missing)) as workers:
-        with pytest.raises(UserError, match="^slot 3: no such board; plug it in$"):
+        with pytest.raises(UserError, match=r"^slot 3: no such board; plug it in$"):
             workers.encode("a", DRAFT, "ab")
-        with pytest.raises(
-            UserError, match="backend 'nobody' of device b is not installed; use one of fake, fpga, jax"
-        ):
+        with pytest.raises(UserError, match="backend 'nobody' of device b is not installed; use one of fake, "):
             workers.encode("b", DRAFT, "ab")
 
 

@@ -20,7 +20,8 @@ from planner.workflow import Workflow
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WEIGHTS = [ROOT / "models_jax" / "zoo" / role / "model.safetensors" for role in ("draft", "target", "prm")]
+ZOO = ROOT / "models_jax" / "zoo"
+WEIGHTS = [ZOO / "draft" / "integer.safetensors", *(ZOO / r / "model.safetensors" for r in ("draft", "target", "prm"))]
 TEXT = {".md", ".py", ".toml", ".yaml", ".yml", ".json", ".jsonl", ".svg", ".cfg", ".sh", ".txt", ""}
 NOT_OURS = {".venv", ".git", "out", "site", "build", "dist", "shared", "__pycache__"}
 CODE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)

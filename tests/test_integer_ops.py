@@ -131,7 +131,9 @@ def test_gated():
     for shift in (1, 10, 16, 22, 30):
         found, exponent = ops.gated(gate, up, shift)
         wanted = np.clip(real * 256 * up / 2.0**shift, -32767, 32767) / 2.0**exponent
-        assert np.abs(found - np.clip(wanted, -127, 127)).max() < 0.55
+        # Two roundings, and that of the SiLU to Q8.8 (with its sigmoid within 2^-13) times the other factor.
+        allowed = 0.76 + (0.5 + np.abs(gate) / 2**13) * np.abs(up) / 2.0 ** (shift + exponent)
+        assert (np.abs(found - np.clip(wanted, -127, 127)) <= allowed).all()
         assert exponent == 0 or np.abs(found).max() >= 64
         ours, twins = twin.gated(*(jnp.asarray(v.astype(np.int32))[None] for v in (gate, up)), jnp.int32(shift))
         np.testing.assert_array_equal(ours[0], found)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_jax.integer import decode, gumbel, twin
-from models_jax.integer.files import Shape, check_tensors
+from models_jax.integer.files import Shape, check_tensors, limits
 from models_jax.integer.random_model import random_model
 from models_jax.integer.reference import Cache, Reference
 
@@ -66,7 +66,7 @@ def saturated(value):
         elif kind in ("gain", "multiplier"):
             tensors[name] = np.full_like(tensor, 32767)
         elif kind == "shift" and "softmax" not in name:
-            tensors[name] = np.full_like(tensor, 10)
+            tensors[name] = np.full_like(tensor, limits(SHAPE, name)[0])
     return type(model)(SHAPE, tensors, "saturated")
 
 

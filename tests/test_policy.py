@@ -41,13 +41,13 @@ class Drive:
         except StopIteration as stop:
             self.outcome = stop.value
 
-    def draft(self, text: str, score: float, **more: int) -> None:
+    def draft(self, text: str, score: float, tokens: int | None = None) -> None:
         """A drafted step and its score."""
         assert (self.need.op, self.need.role) == (Op.DRAFT, DRAFT)
         place = self.need.node
-        self.send(step(text, **more))
+        self.send(step(text, tokens=tokens))
         assert (self.need.op, self.need.role) == (Op.VERIFY, PRM)
-        assert self.need.node == place.child(step(text, **more))
+        assert self.need.node == place.child(step(text, tokens=tokens))
         self.send(score)
 
     def target(self, op: Op, text: str, score: float | None = None) -> None:
@@ -217,7 +217,7 @@ def test_the_outcome_has_the_path_and_the_decisions() -> None:
     run.draft("one", 0.9)
     run.draft("=4", 0.8)
     assert run.outcome == Outcome(Status.ANSWER, "4", run.decisions[-1].node, tuple(run.decisions))
-    assert [s.text for s in run.outcome.node.path] == ["one", "=4"]
+    assert run.path == ["one", "=4"]
 
 
 def test_an_answer_that_is_refused_does_not_end_the_run() -> None:

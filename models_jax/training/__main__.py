@@ -14,7 +14,7 @@ from models_jax.training.cards import accuracy_table, card, score_table
 from models_jax.training.data import mixed_examples, pack, right_examples
 from models_jax.training.evaluate import EVALUATION_SEED, accuracy, score, self_scores
 from models_jax.training.export import export, load
-from models_jax.training.prm import from_lower_layers, held_out_traces, training_traces
+from models_jax.training.prm import held_out_traces, on_top_of, training_traces
 from models_jax.training.recipes import RECIPES, Recipe
 from models_jax.training.traces import SETS
 from models_jax.training.train import train
@@ -63,7 +63,7 @@ def train_language(recipe: Recipe) -> Decoder:
 
 
 def build_prm(out: Path, problems: int) -> None:
-    """Train the reward model on traces of the draft and the target, starting from the target's lower layers."""
+    """Train the reward model on traces of the draft and the target, starting from the draft."""
     for needed in ("draft", "target"):
         if not (out / needed / "config.json").exists():
             raise SystemExit(f"{out / needed} is missing; train it first, the reward model learns from its traces")
@@ -71,7 +71,7 @@ def build_prm(out: Path, problems: int) -> None:
     draft, target = load(out / "draft"), load(out / "target")
     traces = training_traces(draft, target, recipe.traces, recipe.seed)
     examples = mixed_examples(recipe.seed, recipe.sums_share, traces, 0.6, 0.25)
-    model = from_lower_layers(recipe.config, target, recipe.seed)
+    model = on_top_of(draft, recipe.config, recipe.seed)
     model, _ = train(recipe, pack(examples, recipe.rows), model, log=say)
     save(model, recipe, out, problems)
 

@@ -33,8 +33,14 @@ class Example:
     """(tokens,): weight of that label, largest where a step ends."""
 
 
-def example(derivation: Derivation, emphasis: float = 3.0, step_end: float = 4.0) -> Example:
-    """Tokens, targets and labels of a derivation; a right and whole one ends with the end-of-text token."""
+def example(
+    derivation: Derivation, emphasis: float = 3.0, step_end: float = 4.0, first_mistake: float = 8.0
+) -> Example:
+    """Tokens, targets and labels of a derivation; a right and whole one ends with the end-of-text token.
+
+    The three factors are weights: of tokens that are worked out, and for the reward of the end of a step and of the
+    token where the text goes wrong, from which the model learns to compare what came with what should have come.
+    """
     problem, problems = derivation.problem, SETS[derivation.problem.set]
     tokens = encode(problems.prompt(problem))
     opening = len(tokens)
@@ -56,7 +62,7 @@ def example(derivation: Derivation, emphasis: float = 3.0, step_end: float = 4.0
                 weights[at - 1] = emphasis if place < computed else 1.0
             live = [s for s in live if s[place : place + 1] == character]
             right[at] = unusual or bool(live)
-            right_weights[at] = 0.0 if unusual else 1.0
+            right_weights[at] = 0.0 if unusual else 1.0 if right[at] else first_mistake if right[at - 1] else 0.3
         right[begin + len(text) - 1] = good
         right_weights[begin + len(text) - 1] = step_end
         tokens += encode(text)

@@ -44,8 +44,11 @@ def traces(draft: Decoder, target: Decoder, problems: Sequence[Problem], seed: i
     return [run for run in made if run.steps]
 
 
-def from_lower_layers(config: ModelConfig, target: Decoder, seed: int) -> Decoder:
-    """A new reward model whose embedding, layers and last norm are those of the target, as far as it has them."""
+def on_top_of(writer: Decoder, config: ModelConfig, seed: int) -> Decoder:
+    """A new reward model that begins as `writer`, with new layers on top.
+
+    Its lower layers know what should come next; the new ones can then compare that with what came.
+    """
     model = Decoder(config, nnx.Rngs(seed))
-    assign(model, {**tensors(model), **{k: v for k, v in tensors(target).items() if k in tensors(model)}})
+    assign(model, {**tensors(model), **tensors(writer)})
     return model

@@ -39,32 +39,6 @@ class Recipe:
         """The problem sets by name."""
         return {"sums": self.sums, "countdown": self.countdown}
 
-    def describe(self) -> str:
-        """The run in words, for the model card."""
-        text = (
-            f"{self.steps} steps of {self.rows} packed rows of 144 tokens, {self.sums_share:.0%} of the problems from "
-            f"`sums` ({self.sums.fewest_terms} to {self.sums.most_terms} terms), the others from `countdown` (numbers "
-            f"up to {self.countdown.highest_number}, {self.countdown.three_share:.0%} with three). AdamW (0.9, "
-            f"0.98, weight decay 0.01), clip 1, rate {self.rate:g}, "
-            f"{self.warm_up} steps of warm-up, linear decay over the last {self.decay_share:.0%}. The loss is on the "
-            "steps, three times as much on the tokens that are worked out, and its targets are spread over all right "
-            "next steps.\n"
-        )
-        if self.self_score_share:
-            text += (
-                f"{self.self_score_share:.0%} of the texts end with the self-score prompt, half of those corrupted.\n"
-            )
-        if self.after:
-            text += f"It goes on from a run of its own. {RECIPES[self.after].describe()}"
-        if self.reward_weight:
-            text += (
-                "It starts from the embedding and the first layers of the target. The data are 60 % traces of the "
-                f"draft and the target ({self.traces} in all), 25 % derivations with a made-up mistake, 15 % right "
-                "ones; all go on after a mistake. The reward is trained at every token of a step, four times as much "
-                "at its end, beside the next token at half the weight.\n"
-            )
-        return text
-
 
 def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = False) -> ModelConfig:
     heads = hidden // head
@@ -83,7 +57,16 @@ def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = 
 
 
 RECIPES = {
-    "draft": Recipe("draft", _shape(48, 2, 128), steps=3200, rows=16, rate=5e-3, seed=1, sums_share=0.5),
+    "draft": Recipe(
+        "draft",
+        _shape(48, 2, 128),
+        steps=3200,
+        rows=16,
+        rate=5e-3,
+        seed=1,
+        sums_share=0.5,
+        countdown=Countdown(least_right_share=0.0),
+    ),
     "target_first": Recipe(
         "target_first",
         _shape(128, 4, 352, head=32),
@@ -94,10 +77,10 @@ RECIPES = {
         sums_share=0.4,
         self_score_share=0.06,
         sums=Sums(fewest_terms=3),
-        countdown=Countdown(highest_number=12, three_share=0.5),
+        countdown=Countdown(highest_number=12, three_share=0.5, least_right_share=0.0),
     ),
-    "target": Recipe(
-        "target",
+    "target_second": Recipe(
+        "target_second",
         _shape(128, 4, 352, head=32),
         steps=4000,
         rows=8,
@@ -106,18 +89,32 @@ RECIPES = {
         sums_share=0.35,
         self_score_share=0.06,
         decay_share=0.6,
+        countdown=Countdown(least_right_share=0.0),
         after="target_first",
+    ),
+    "target": Recipe(
+        "target",
+        _shape(128, 4, 352, head=32),
+        steps=2400,
+        rows=8,
+        rate=1.2e-3,
+        seed=13,
+        sums_share=0.25,
+        self_score_share=0.06,
+        decay_share=0.8,
+        countdown=Countdown(three_share=0.6),
+        after="target_second",
     ),
     "prm": Recipe(
         "prm",
-        _shape(128, 3, 352, head=32, reward=True),
+        _shape(48, 5, 128, reward=True),
         steps=3000,
-        rows=8,
-        rate=1.5e-3,
+        rows=16,
+        rate=3e-3,
         seed=3,
         sums_share=0.4,
         reward_weight=2.0,
-        traces=4_800,
-        decay_share=0.7,
+        traces=3_600,
+        decay_share=0.6,
     ),
 }

@@ -112,8 +112,8 @@ class Countdown:
     highest_number: int = 9
     three_share: float = 0.7
     """Share of problems with three numbers; the others have four."""
-    fewest_right_steps: int = 1
-    """Right first steps that a problem has at least: the more, the easier."""
+    least_right_share: float = 0.3
+    """Share of the legal first steps that are right, at least: the more, the easier."""
 
     name = "countdown"
     delimiter = DELIMITER
@@ -122,8 +122,14 @@ class Countdown:
         """One problem, from the training or from the held-out part. Its target is the end of a random derivation."""
         while True:
             problem = self._draw_any(rng)
-            if self.fewest_right_steps <= 1 or len(self.right_steps(problem, [])) >= self.fewest_right_steps:
+            if self._right_share(problem) >= self.least_right_share:
                 return problem
+
+    def _right_share(self, problem: Problem) -> float:
+        if self.least_right_share <= 0.0:
+            return 1.0
+        legal = {move[:3] for move in moves(_state(problem)[0])}
+        return len(self.right_steps(problem, [])) / len(legal)
 
     def _draw_any(self, rng: np.random.Generator) -> Problem:
         count = COUNTS[0] if rng.random() < self.three_share else COUNTS[1]

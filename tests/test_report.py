@@ -1,0 +1,115 @@
+"""Reports: by hand on a tiny trace, and consistent with any trace."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from planner_cases import APART, DRAFT, PRM, SEEDS, TARGET, quick_plan, random_plan, run_letters, workflow, workflows
+
+from planner.report import report
+from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.workflow import Workflow
+
+PLAN = quick_plan(workflow(), "overlapped", placement=APART)
+
+
+def chunk(device: str, request: str, start_us: int, end_us: int, problem: str = "p") -> Chunk:
+    role = {"a": DRAFT, "b": PRM, "c": TARGET}[device]
+    return Chunk(problem, device, role, "DRAFT", 0, request, start_us, end_us, 1, 1, 0, False)
+
+
+def turn(event: str, **scores: float) -> Decided:
+    return Decided("p", 0, event, 1, "draft", "x", scores, 0)
+
+
+TINY: list[Event] = [
+    RunStarted(PLAN.hash, "tiny", ClockKind.VIRTUAL),
+    ProblemStarted("p", "?", 100),
+    chunk("a", "d1", 100, 400),
+    chunk("a", "d2", 400, 500),
+    chunk("b", "v1", 400, 450),
+    chunk("c", "r1", 100, 700),
+    turn("accepted", draft=0.9),
+    turn("refined", draft=0.1),
+    turn("kept weak", draft=0.2, refined=0.1),
+    chunk("c", "r2", 700, 900),
+    ProblemEnded("p", 1100, "answer", "3", True, ("x",), ("d1", "v1", "r2")),
+]
+
+
+def test_by_hand() -> None:
+    found = report(PLAN, TINY)
+    assert (found.plan, found.plan_name, found.clock) == (PLAN.hash, PLAN.name, ClockKind.VIRTUAL)
+    assert (found.problems, found.correct, found.total_us) == (1, 1, 1000)
+    assert (found.mean_us, found.p50_us, found.p95_us, found.stderr_us) == (1000, 1000, 1000, 0)
+    assert (found.rounds, found.mean_round_us) == (3, pytest.approx(1000 / 3))
+    assert found.turns == {"accepted": 1, "kept weak": 1, "refined": 1}
+    assert found.acceptance == pytest.approx(1 / 3)
+    use = {d.device: d for d in found.devices}
+    assert {n: (d.busy_us, d.wasted_us, d.utilisation) for n, d in use.items()} == {
+        "a": (400, 100, 0.4),
+        "b": (50, 0, 0.05),
+        "c": (800, 600, 0.8),
+    }
+    # 10 W while busy, 1 W else: microseconds times watts are microjoules.
+    assert use["a"].energy_mj == pytest.approx((400 * 10 + 600 * 1) / 1000)
+    assert found.energy_mj == pytest.approx((1250 * 10 + 1750 * 1) / 1000)
+    assert found.waste == pytest.approx(700 / 1250)
+    assert found.utilisation == pytest.approx(1.25 / 3)
+    assert (found.planned_round_us, found.bound_round_us) == (PLAN.objective_us, PLAN.lower_bound_us)
+    raw = found.to_mapping()
+    assert json.loads(json.dumps(raw))["label"] == "modelled (cost model)"
+    assert raw["energy_mj"] == found.energy_mj
+
+
+def test_work_that_ends_after_the_answer_is_part_of_the_time_of_its_device() -> None:
+    late = [*TINY[:-1], chunk("c", "r3", 900, 1500), TINY[-1]]
+    found = report(PLAN, late)
+    assert found.total_us == 1000
+    use = {d.device: d for d in found.devices}
+    assert all(d.utilisation <= 1 for d in found.devices)
+    assert use["c"].utilisation == pytest.approx(1400 / 1400)
+    # The other devices wait until the last one is done.
+    assert use["a"].energy_mj == pytest.approx((400 * 10 + 1000 * 1) / 1000)
+
+
+def test_the_same_problem_may_come_twice() -> None:
+    again: list[Event] = [
+        ProblemStarted("p", "?", 2000),
+        chunk("a", "d1", 2000, 2100),
+        ProblemEnded("p", 2300, "answer", "3", False, ("x",), ("d1",)),
+    ]
+    found = report(PLAN, TINY + again)
+    assert (found.problems, found.correct, found.total_us, found.mean_us) == (2, 1, 1300, 650)
+    assert found.stderr_us == pytest.approx(350)
+
+
+@pytest.mark.parametrize("events", [TINY[:1], TINY[:4]], ids=["nothing", "cut off"])
+def test_a_trace_that_was_cut_off(events: list[Event]) -> None:
+    found = report(PLAN, events)
+    assert (found.problems, found.total_us, found.mean_us, found.rounds) == (0, 0, 0, 0)
+    assert found.acceptance is None
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_totals_are_those_of_the_trace(flow: Workflow, seed: int) -> None:
+    plan = random_plan(Random(seed), flow)
+    solved, events = run_letters(plan, ("a", "bc", "a"))
+    found = report(plan, events)
+    assert found.problems == 3
+    assert found.total_us == sum(s.latency_us for s in solved)
+    assert found.correct == sum(s.correct for s in solved)
+    assert found.rounds == sum(found.turns.values()) == sum(len(s.outcome.decisions) for s in solved)
+    busy = {d: sum(e.end_us - e.start_us for e in events if isinstance(e, Chunk) and e.device == d) for d in "abc"}
+    assert {d.device: d.busy_us for d in found.devices} == {d: busy[d] for d in dict.fromkeys(plan.placement.values())}
+    for use in found.devices:
+        assert 0 <= use.wasted_us <= use.busy_us
+        assert 0 <= use.utilisation <= 1
+        assert use.energy_mj >= use.busy_us * 10 / 1000
+    assert 0 <= found.waste <= 1
+    if not any(plan.priorities.values()):
+        assert found.waste == 0
