@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.graph import Op
 from planner.plan import Plan, priority_key
@@ -25,6 +25,10 @@ class Situation:
     """Whether a run that commits a place ends there: nothing is drafted after it."""
     cold: Set[RoleName] = frozenset()
     """Roles that have not read the prompt."""
+    fallback: Request | None = None
+    """What the policy would ask for if the refined step were weak."""
+    streams: tuple[Request, ...] = ()
+    """SYNC of the roles that lag behind the step that the target is writing."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Start:
     """Relative step: 0 is the step after the last committed place."""
     speculative: bool
     """Whether its result may turn out to be of no use."""
+    also: tuple[Request, ...] = ()
+    """Further steps that the same pass of the verifier scores."""
 
 
 def dispatch(
@@ -52,7 +58,8 @@ def dispatch(
         mine = [w for w in wanted if plan.placement[w.request.role] == device]
         allowed = [w for w in mine if not w.speculative or _rank(plan, device, w) < _UNLISTED]
         if allowed:
-            starts[device] = min(allowed, key=lambda w: (_rank(plan, device, w), w.speculative))
+            first = min(allowed, key=lambda w: (_rank(plan, device, w), w.speculative))
+            starts[device] = _batched(first, allowed) if plan.batch_verify else first
     asked = {w.request for w in wanted}
     return starts, {device for device, request in running.items() if request not in asked}
 
@@ -65,30 +72,50 @@ def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:
     for role in sorted(situation.cold):
         if role is not need.role:
             yield Start(Request(Op.PREFILL, root, role), 0, speculative=True)
-    if plan.workflow.policy.kind not in (Policy.RSD, Policy.BACKTRACK) or not _verdict_open(need, base):
+    if plan.workflow.policy.kind not in (Policy.RSD, Policy.BACKTRACK):
         return
-    refine = Request(Op.REFINE, base, RoleName.TARGET)
-    if plan.prefetch_refine and refine not in known:
-        yield Start(refine, 0, speculative=True)
-    yield from _draft_ahead(plan, situation)
+    if plan.shadow_sync:
+        yield from (Start(stream, 0, speculative=True) for stream in situation.streams)
+    if _verdict_open(need, base):
+        yield from _ahead(plan, situation, base, 0)
+    elif need.op is Op.VERIFY:
+        if plan.alternatives and situation.fallback is not None and situation.fallback not in known:
+            yield Start(situation.fallback, 0, speculative=True)
+        if plan.early_next and not situation.ends(need.node):
+            yield from _ahead(plan, situation, need.node, 1)
 
 
-def _draft_ahead(plan: Plan, situation: Situation) -> Iterator[Start]:
-    """Drafts, and their verification, on the assumption that every draft before them is accepted."""
-    node = situation.base
+def _ahead(plan: Plan, situation: Situation, node: Node, round: int) -> Iterator[Start]:
+    """What follows from `node` if it is committed, and if every draft after it is accepted; nothing that is known."""
+    known, accept = situation.known, plan.workflow.policy.accept
     for ahead in range(plan.draft_ahead + 1):
+        refine = Request(Op.REFINE, node, RoleName.TARGET)
+        if plan.prefetch_refine and ahead <= plan.prefetch_ahead and refine not in known:
+            yield Start(refine, round + ahead, speculative=True)
         draft = Request(Op.DRAFT, node, RoleName.DRAFT)
-        step = situation.known.get(draft)
+        step = known.get(draft)
         if not isinstance(step, Step):
             if draft != situation.need:
-                yield Start(draft, ahead, speculative=True)
+                yield Start(draft, round + ahead, speculative=True)
             return
         node = node.child(step)
         check = Request(Op.VERIFY, node, RoleName.PRM)
-        if check not in situation.known and check != situation.need:
-            yield Start(check, ahead, speculative=True)
-        if situation.ends(node):
+        score = known.get(check)
+        if score is None and check != situation.need:
+            yield Start(check, round + ahead, speculative=True)
+        rejected = isinstance(score, float) and score < accept
+        if rejected or situation.ends(node):
             return
+
+
+def _batched(first: Start, allowed: list[Start]) -> Start:
+    """A VERIFY with the others that lie on the same path: one pass over the longest of them scores all."""
+    if first.request.op is not Op.VERIFY:
+        return first
+    checks = sorted({w.request for w in allowed if w.request.op is Op.VERIFY}, key=lambda r: r.node.depth)
+    lineage = set(checks[-1].node.lineage())
+    also = tuple(r for r in checks if r != first.request and r.node in lineage)
+    return replace(first, also=also) if first.request.node in lineage else first
 
 
 def _verdict_open(need: Request, base: Node) -> bool:

@@ -55,6 +55,16 @@ class Plan:
     cost_source: str
     """Where the durations come from, such as `modelled (roofline)`."""
     solver: Solver = field(default_factory=lambda: Solver("hand"))
+    prefetch_ahead: int = 0
+    """Drafted steps with an open verdict after which the target also starts early."""
+    early_next: bool = False
+    """Whether work goes on from a refined step, or an alternative, before its own verdict."""
+    batch_verify: bool = False
+    """Whether one pass of the verifier scores all drafted steps that are ready."""
+    alternatives: bool = False
+    """Whether the alternative of a backtrack is written while the refined step is still being verified."""
+    shadow_sync: bool = False
+    """Whether draft and verifier read the target's step while it is written."""
 
     @property
     def gap(self) -> float:
@@ -149,5 +159,5 @@ def check(plan: Plan, where: str) -> None:
             raise UserError(what, where=where, mend="place the role on a device that does")
     for device in plan.priorities:
         plan.machine.device(device)
-    if plan.draft_ahead < 0 or plan.chunk_tokens < 1:
+    if plan.draft_ahead < 0 or plan.prefetch_ahead < 0 or plan.chunk_tokens < 1:
         raise UserError("draft_ahead or chunk_tokens is too small", where=where, mend="use 0 or more, and 1 or more")

@@ -152,15 +152,35 @@ def rounded(score: float) -> float:
     return round(float(score), 4)
 
 
-def reason(workflow: Workflow, root: Node, answer_of: AnswerOf, on_decision: Callable[[Decision], None]) -> Reasoning:
-    """Run the workflow's policy from `root`, a node without a step whose label is the problem's key."""
+class PolicyState:
+    """What a policy remembers between its turns."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.workflow = workflow
+        self.refined: set[str] = set()
+        """Keys of the places where the target has written; it writes once at each."""
+        self.backtracks = 0
+        self.decisions: list[Decision] = []
+
+
+def reason(
+    workflow: Workflow,
+    root: Node,
+    answer_of: AnswerOf,
+    on_decision: Callable[[Decision], None],
+    state: PolicyState | None = None,
+) -> Reasoning:
+    """Run the workflow's policy from `root`, a node without a step whose label is the problem's key.
+
+    `state` is the policy's memory, for a caller that wants to look ahead with `fallback`.
+    """
     turn = {
         Policy.DRAFT_ONLY: _draft_only,
         Policy.TARGET_ONLY: _target_only,
         Policy.RSD: _speculative,
         Policy.BACKTRACK: _speculative,
     }[workflow.policy.kind]
-    state = _State(workflow)
+    state = state or PolicyState(workflow)
     node = root
     while True:
         decision = yield from turn(state, node)
@@ -171,17 +191,6 @@ def reason(workflow: Workflow, root: Node, answer_of: AnswerOf, on_decision: Cal
         if over is not None:
             answer = answer_of(node.step.text) if node.step else None
             return Outcome(over, answer, node, tuple(state.decisions))
-
-
-class _State:
-    """What a policy remembers between its turns."""
-
-    def __init__(self, workflow: Workflow) -> None:
-        self.workflow = workflow
-        self.refined: set[str] = set()
-        """Keys of the places where the target has written; it writes once at each."""
-        self.backtracks = 0
-        self.decisions: list[Decision] = []
 
 
 Turn = Generator[Request, Result, Decision]
@@ -199,17 +208,17 @@ def _score(node: Node) -> Generator[Request, Result, float]:
     return rounded(score)
 
 
-def _draft_only(state: _State, node: Node) -> Turn:
+def _draft_only(state: PolicyState, node: Node) -> Turn:
     drafted = yield from _write(Op.DRAFT, node)
     return Decision(Event.ACCEPTED, drafted, {})
 
 
-def _target_only(state: _State, node: Node) -> Turn:
+def _target_only(state: PolicyState, node: Node) -> Turn:
     written = yield from _write(Op.REFINE, node)
     return Decision(Event.REFINED, written, {})
 
 
-def _speculative(state: _State, node: Node) -> Turn:
+def _speculative(state: PolicyState, node: Node) -> Turn:
     """One round of `rsd` or `backtrack`: draft, verify, refine, and go back where even that is weak."""
     options = state.workflow.policy
     drafted = yield from _write(Op.DRAFT, node)
@@ -218,16 +227,17 @@ def _speculative(state: _State, node: Node) -> Turn:
         return Decision(Event.ACCEPTED, drafted, scores)
     refined = yield from _write(Op.REFINE, node)
     state.refined.add(node.key)
-    if options.kind is Policy.RSD or not any(_open_ancestors(state, node)):
+    hopeless = options.kind is Policy.RSD or not any(_open_ancestors(state, node))
+    if hopeless and not options.score_refined:
         # Where nothing could follow from a score none is asked for.
         return Decision(Event.REFINED, refined, scores)
     scores["refined"] = yield from _score(refined)
-    if scores["refined"] >= options.accept_refined:
+    if hopeless or scores["refined"] >= options.accept_refined:
         return Decision(Event.REFINED, refined, scores)
     return (yield from _go_back(state, node, refined, scores))
 
 
-def _go_back(state: _State, node: Node, refined: Node, scores: dict[str, float]) -> Turn:
+def _go_back(state: PolicyState, node: Node, refined: Node, scores: dict[str, float]) -> Turn:
     """Try the target's alternative to the nearest earlier step that it has not written itself."""
     for ancestor, replaced in _open_ancestors(state, node):
         other = yield from _write(Op.BACKTRACK, ancestor)
@@ -242,7 +252,14 @@ def _go_back(state: _State, node: Node, refined: Node, scores: dict[str, float])
     return Decision(Event.KEPT_WEAK, refined, scores)
 
 
-def _open_ancestors(state: _State, node: Node) -> Iterator[tuple[Node, Node]]:
+def fallback(state: PolicyState, node: Node) -> Request | None:
+    """What the policy will ask for if the step that was refined at `node` turns out weak."""
+    for ancestor, _ in _open_ancestors(state, node):
+        return Request(Op.BACKTRACK, ancestor, RoleName.TARGET)
+    return None
+
+
+def _open_ancestors(state: PolicyState, node: Node) -> Iterator[tuple[Node, Node]]:
     """Earlier places, nearest first, where the target may still write, each with the node that it would replace."""
     options = state.workflow.policy
     if state.backtracks >= options.max_backtracks:

@@ -77,6 +77,8 @@ class PolicyOptions:
     accept_refined: float = 0.7
     max_backtracks: int = 5
     max_ancestors: int = 10
+    score_refined: bool = False
+    """Score the target's step also where nothing can follow from the score."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from planner.dispatch import Situation, Start, dispatch
 from planner.errors import UserError
 from planner.graph import Op
 from planner.machine import transfer_us
 from planner.plan import Plan
-from planner.policy import Decision, Node, Outcome, Request, Result, Step, ended, reason, rounded
+from planner.policy import (
+    Decision,
+    Node,
+    Outcome,
+    PolicyState,
+    Request,
+    Result,
+    Step,
+    ended,
+    fallback,
+    reason,
+    rounded,
+)
 from planner.problems.base import Problem, ProblemSet
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.worker import Done, Workers
@@ -78,6 +90,8 @@ class _Session:
     """The tokens in each role's cache."""
     asked: list[Request] = field(default_factory=list)
     """What the policy asked for, in order: the work that counted."""
+    synced: list[Request] = field(default_factory=list)
+    """SYNC that ran: it follows what the policy waits for, so it counted too."""
     outcome: Outcome | None = None
     end_us: int = 0
 
@@ -87,7 +101,8 @@ class _Session:
         self.prompt = {r: self.engine.workers.encode(plan.placement[r], r, prompt) for r in plan.roles}
         self._check_room()
         self.base = Node(None, None, self.problem.key)
-        self.policy = reason(plan.workflow, self.base, problems.answer, self._decided)
+        self.memory = PolicyState(plan.workflow)
+        self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
         self.start_us = self.engine.workers.now_us()
         self.engine.sink(ProblemStarted(self.problem.key, self.problem.question, self.start_us))
         self.need = next(self.policy)
@@ -98,11 +113,18 @@ class _Session:
     def _advance(self) -> None:
         """Send the policy every result that it asks for and that is there."""
         try:
-            while self.need in self.known:
+            while self._settled(self.need):
                 self.need = self.policy.send(self.known[self.need])
                 self.asked.append(self.need)
         except StopIteration as stop:
             self.outcome, self.end_us = stop.value, self.engine.workers.now_us()
+
+    def _settled(self, request: Request) -> bool:
+        """Whether the result is there. An alternative is what the target would have written at its place before."""
+        twin = _twin(request)
+        if request not in self.known and twin in self.known:
+            self.known[request] = self.known[twin]
+        return request in self.known
 
     def _decided(self, decision: Decision) -> None:
         self.base = decision.node
@@ -128,28 +150,39 @@ class _Session:
     def dispatch(self) -> None:
         """Start work on the devices that are free, by the plan."""
         plan = self.engine.plan
-        situation = Situation(self.need, self.base, self.known, self._ends, plan_cold(plan, self.held))
+        situation = Situation(
+            self.need,
+            self.base,
+            self.known,
+            self._ends,
+            plan_cold(plan, self.held),
+            fallback(self.memory, self.base) if plan.alternatives else None,
+            tuple(self._streams()) if plan.shadow_sync else (),
+        )
         free = set(plan.placement.values()) - set(self.running)
         now = {device: r.start.request for device, r in self.running.items()}
         starts, _ = dispatch(plan, situation, now, free)
         for device, start in starts.items():
-            work = self._work(start.request)
+            work = self._work(start)
             self.running[device] = _Running(start, work)
             self.engine.workers.submit(device, work, self._delay_us(device, start))
 
-    def _work(self, request: Request) -> Work:
+    def _work(self, start: Start) -> Work:
         """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens."""
-        plan, role = self.engine.plan, request.role
-        begun = self.partial.get(request, [])
-        wanted = [*self._tokens(role, request.node), *begun]
+        plan, request = self.engine.plan, start.request
+        role = request.role
+        last = max((request, *start.also), key=lambda r: r.node.depth)
+        begun = self._begun(request)
+        wanted = [*self._tokens(role, last.node), *begun]
         held = self.held.setdefault(role, [])
         keep = _common_prefix(held, wanted)
         feed = tuple(wanted[keep:])
         self.held[role] = wanted
         common = {"role": role.value, "sequence": "0", "keep": keep, "feed": feed}
         if request.op is Op.VERIFY:
-            return Work(**common, score=(len(wanted) - 1,))
-        if request.op is Op.PREFILL:
+            ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
+            return Work(**common, score=tuple(ends))
+        if request.op in (Op.PREFILL, Op.SYNC):
             return Work(**common)
         sampling = plan.workflow.sampling
         return Work(
@@ -158,6 +191,24 @@ class _Session:
             key=request.sampling_key(sampling.seed),
             temperature=sampling.temperature,
         )
+
+    def _begun(self, request: Request) -> list[int]:
+        """The tokens of a step that is being written; SYNC reads those of the step that the policy waits for."""
+        if request.op is Op.SYNC:
+            return self._begun(self.need)
+        if request not in self.partial and _twin(request) in self.partial:
+            self.partial[request] = self.partial.pop(_twin(request))
+        return self.partial.get(request, [])
+
+    def _streams(self) -> Iterator[Request]:
+        """SYNC for each role that can read on in the step that the target is writing."""
+        if self.need.op not in (Op.REFINE, Op.BACKTRACK):
+            return
+        begun, models = self._begun(self.need), self.engine.models
+        for role in (RoleName.DRAFT, RoleName.PRM):
+            same = role in models and models[role].tokenizer_hash == models[self.need.role].tokenizer_hash
+            if same and self.held.get(role) != [*self._tokens(role, self.need.node), *begun]:
+                yield Request(Op.SYNC, self.need.node, role, len(begun))
 
     def _step_limit(self, node: Node) -> int:
         """Most tokens of the step after `node`."""
@@ -186,7 +237,7 @@ class _Session:
             sources.add(plan.placement[request.node.step.source])
         if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and RoleName.PRM in plan.placement:
             sources.add(plan.placement[RoleName.PRM])
-        if request in self.partial or request.op is Op.PREFILL:
+        if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
             return 0
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
         return max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
@@ -203,8 +254,10 @@ class _Session:
         request, output = running.start.request, done.output
         self.held[request.role] += output.tokens
         if request.op is Op.VERIFY:
-            self.known[request] = rounded(_one_score(output, done.device))
-        elif request.op is not Op.PREFILL:
+            requests = (request, *running.start.also)
+            for asked, score in zip(requests, _scores(output, len(requests), done.device), strict=True):
+                self.known[asked] = rounded(score)
+        elif request.op not in (Op.PREFILL, Op.SYNC):
             if not 0 < len(output.tokens) <= running.work.max_new:
                 asked = f"1 to {running.work.max_new} were asked for"
                 raise RuntimeError(f"device {done.device} wrote {len(output.tokens)} tokens where {asked}")
@@ -247,7 +300,8 @@ class _Session:
             done = self.engine.workers.wait(CHUNK_TIMEOUT_S)
             self._record(done, self.running.pop(done.device))
         assert self.outcome is not None, "a session finishes after its policy"
-        prefill = [_name(Request(Op.PREFILL, Node(None, None, self.problem.key), r)) for r in self.prompt]
+        prefill = [Request(Op.PREFILL, Node(None, None, self.problem.key), r) for r in self.prompt]
+        used = [*prefill, *self.synced, *self.asked, *map(_twin, self.asked)]
         solved = self.solved()
         self.engine.sink(
             ProblemEnded(
@@ -257,7 +311,7 @@ class _Session:
                 solved.answer,
                 solved.correct,
                 solved.steps,
-                (*prefill, *map(_name, self.asked)),
+                tuple(dict.fromkeys(map(_name, used))),
             )
         )
 
@@ -295,10 +349,15 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     return min(len(a), len(b))
 
 
-def _one_score(output: Output, device: str) -> float:
-    if len(output.scores) != 1 or not 0.0 <= output.scores[0] <= 1.0:
-        raise RuntimeError(f"device {device} answered {output.scores} where one score from 0 to 1 was asked for")
-    return output.scores[0]
+def _scores(output: Output, count: int, device: str) -> tuple[float, ...]:
+    if len(output.scores) != count or not all(0.0 <= score <= 1.0 for score in output.scores):
+        raise RuntimeError(f"device {device} answered {output.scores} where {count} scores from 0 to 1 were asked for")
+    return output.scores
+
+
+def _twin(request: Request) -> Request:
+    """The same step by another name: an alternative after an ancestor is what the target would write there first."""
+    return replace(request, op=Op.REFINE) if request.op is Op.BACKTRACK else request
 
 
 def _name(request: Request) -> str:
