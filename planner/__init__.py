@@ -1,10 +1,12 @@
 """heteroreason: compile speculative reasoning for mixed FPGA and GPU machines, and run it.
 
 import planner
-plan = planner.plan("examples/sums.yaml", "this-computer")
-result = planner.run(plan, "4123-871+90")
+
+plan = planner.plan("examples/sums.yaml", "u280-2x3090")
+result = planner.run(plan, "4123-871+90", clock="virtual")
 """
 
+# Imported here and not when first asked for: the function `plan` must take the place of the module of that name.
 from planner.api import Run, compare, plan, run
 from planner.errors import UserError
 from planner.machine import Machine

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from planner import api, show
@@ -301,7 +302,7 @@ def doctor(as_json: JsonOption = False) -> None:
             mark = (
                 "[green]ok[/green]  " if check.ok else ("[red]no[/red]  " if check.needed else "[yellow]--[/yellow]  ")
             )
-            mend = f"  [dim]{check.mend}[/dim]" if check.mend and not check.ok else ""
+            mend = f"  [dim]{escape(check.mend)}[/dim]" if check.mend and not check.ok else ""
             out.print(f"{mark}{check.name}: {check.found}{mend}", highlight=False)
     if any(c.needed and not c.ok for c in checks):
         raise typer.Exit(1)
@@ -317,11 +318,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _fail(str(error))
-    except UsageError as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
-        _fail(
-            f"{message}; see heteroreason {words[0] if not words[0].startswith('-') else ''} --help".replace("  ", " ")
-        )
+    except Exception as error:
+        if not isinstance(error, UsageError):
+            raise
+        message = " ".join(str(error.format_message()).split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+        known = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
+        command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
+        _fail(f"{message}; see {command} --help")
     except KeyboardInterrupt:
         err.print("stopped")
         sys.exit(130)

@@ -65,8 +65,12 @@ def _models() -> Iterator[Check]:
         for name in ("draft", "prm", "target"):
             model = f"{shelf.name}/{name}"
             try:
-                size = sum(f.stat().st_size for f in model_folder(model).iterdir() if f.is_file())
-                yield Check(f"model {model}", True, f"{size / 1e6:.2f} MB")
+                files = {f.name: f.stat().st_size for f in model_folder(model).iterdir() if f.is_file()}
+                needs = ["config.json", "model.safetensors", "tokenizer.json"]
+                needs += ["integer.safetensors"] if name == "draft" else []
+                absent = [n for n in needs if n not in files]
+                found = f"lacks {absent[0]}" if absent else f"{sum(files.values()) / 1e6:.2f} MB"
+                yield Check(f"model {model}", not absent, found, "reinstall heteroreason, or `make zoo`")
             except UserError as error:
                 yield Check(f"model {model}", False, str(error), "reinstall heteroreason, or `make zoo`")
 

@@ -130,7 +130,7 @@ class _Loader(yaml.SafeLoader):
     """Plain data only, in the words of YAML 1.2."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the shape PyYAML asks for
-    yaml_constructors: dict[Any, Any] = {}  # noqa: RUF012
+    yaml_constructors: dict[Any, Any] = {}  # noqa: RUF012  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Refuse aliases, a few of which can stand for gigabytes, and tags."""

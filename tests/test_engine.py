@@ -500,7 +500,7 @@ def test_a_shelf_keeps_one_backend_a_kind(board: Machine) -> None:
 
 def test_a_virtual_clock_stands_still_but_for_waits() -> None:
     workers = VirtualWorkers(THREE, LinearCosts(otherwise_us=10), {d: LetterBackend() for d in "abc"})
-    workers.load("a", DRAFT, LIVELY.roles[DRAFT], ".")
+    workers.load({DRAFT: ("a", LIVELY.roles[DRAFT])}, ".")
     assert workers.encode("a", DRAFT, "ab") == (0, 1) and workers.decode("a", DRAFT, (0, 1)) == "ab"
     workers.submit("a", Work("draft", "0", 0, (1,) * 20), 7)
     workers.submit("b", Work("draft", "0", 0, (1,) * 10), 3)

@@ -26,7 +26,7 @@ from planner.export.text import clean, fitted, width, xml
 from planner.export.timeline import episodes, happened, planned
 from planner.graph import Edge, EdgeKind, Literal, Op, Task, TaskGraph, Verdict, from_text, to_text
 from planner.lower import lower
-from planner.machine import Device, DeviceKind, Machine
+from planner.machine import Device, DeviceKind, Machine, Transport
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
 from planner.schedule.instance import Slot
@@ -56,10 +56,12 @@ def graph() -> TaskGraph:
 
 def machine() -> Machine:
     def device(name: str, kind: DeviceKind) -> Device:
-        return Device(name, kind, "jax", 10**9, 1e9, {Arithmetic.FLOAT32: 1e9}, 10.0, 1.0, "made up")
+        transport = Transport.EMULATE if kind is DeviceKind.FPGA else None
+        return Device(name, kind, "jax", 10**9, 1e9, {Arithmetic.FLOAT32: 1e9}, 10.0, 1.0, "made up", transport)
 
     devices = [device("fpga0", DeviceKind.FPGA), device("gpu0", DeviceKind.GPU), device("gpu1", DeviceKind.GPU)]
-    return Machine("made-up", tuple(devices), "made up")
+    links = [Link(d.name, "host", 1e9, 5.0, "made up") for d in devices]
+    return Machine("made-up", tuple(devices), "made up", tuple(links))
 
 
 def plan(timeline: bool = True) -> Plan:

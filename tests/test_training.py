@@ -23,7 +23,7 @@ BOTH = pytest.mark.parametrize("name", ["sums", "countdown"])
 
 def tiny(**changes):
     shape = replace(RECIPES["draft"].config, hidden_size=32, num_hidden_layers=1, intermediate_size=32)
-    return replace(RECIPES["draft"], config=replace(shape, **changes), steps=12, rows=4, warm_up=2)
+    return replace(RECIPES["draft"], config=replace(shape, **changes), steps=12, stop=0, rows=4, warm_up=2)
 
 
 def run_tiny(seed=1):
@@ -185,3 +185,22 @@ def test_tokenizer_writes_the_ids_of_the_vocabulary():
     assert made.encode(text).ids == encode(text)
     assert made.decode(encode(text)) == text
     assert made.get_vocab() == ID
+
+
+def test_the_reward_model_begins_with_what_the_writer_knows():
+    from models_jax.training.compare import Plan, on_top_of
+
+    writer = Decoder(replace(RECIPES["draft"].config, num_hidden_layers=1), nnx.Rngs(0))
+    model = on_top_of(writer, RECIPES["prm"].config, 0)
+    text = "C 30 70>64\n"
+    tokens = np.array([encode(text)])
+    order = np.arange(len(text))
+    mask = (order[:, None] >= order)[None]
+    narrow, wide = writer.embed_tokens(tokens), model.embed_tokens(tokens)
+    for before, after in zip(writer.layers, model.layers, strict=False):
+        narrow, _ = before(narrow, order[None], mask, None)
+        wide, _ = after(wide, order[None], mask, None)
+    plan = Plan(writer.config)
+    assert np.corrcoef(narrow.ravel(), wide[..., : plan.width].ravel())[0, 1] > 0.98
+    fetched, _ = model.layers[1](wide, order[None], mask, None)
+    assert fetched.shape == (1, len(text), RECIPES["prm"].config.hidden_size)

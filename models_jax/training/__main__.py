@@ -11,10 +11,11 @@ import jax
 from flax import nnx
 
 from models_jax.training.cards import accuracy_table, card, score_table
+from models_jax.training.compare import on_top_of
 from models_jax.training.data import mixed_examples, pack, right_examples
 from models_jax.training.evaluate import EVALUATION_SEED, accuracy, score, self_scores
 from models_jax.training.export import export, load
-from models_jax.training.prm import held_out_traces, on_top_of, training_traces
+from models_jax.training.prm import held_out_traces, training_traces
 from models_jax.training.recipes import RECIPES, Recipe
 from models_jax.training.traces import SETS
 from models_jax.training.train import train
@@ -62,18 +63,28 @@ def train_language(recipe: Recipe) -> Decoder:
     return train(recipe, pack(examples, recipe.rows), start, log=say)[0]
 
 
-def build_prm(out: Path, problems: int) -> None:
-    """Train the reward model on traces of the draft and the target, starting from the draft."""
+def train_prm(recipe: Recipe, draft: Decoder, target: Decoder) -> Decoder:
+    """Train the reward model by the recipe, after the one that it goes on from: at first a writer."""
+    before = RECIPES[recipe.after]
+    if before.config.reward_head:
+        start = train_prm(before, draft, target)
+    else:
+        start = on_top_of(train_language(before), recipe.config, recipe.seed)
+    traces = training_traces(draft, target, recipe.traces, recipe.seed)
+    examples = mixed_examples(recipe.seed, recipe.sums_share, traces, recipe.trace_share, recipe.corrupt_share)
+    return train(recipe, pack(examples, recipe.rows), start, log=say)[0]
+
+
+def build(name: str, out: Path, problems: int) -> None:
+    """Train, measure and export one model."""
+    recipe = RECIPES[name]
+    if name != "prm":
+        save(train_language(recipe), recipe, out, problems)
+        return
     for needed in ("draft", "target"):
         if not (out / needed / "config.json").exists():
             raise SystemExit(f"{out / needed} is missing; train it first, the reward model learns from its traces")
-    recipe = RECIPES["prm"]
-    draft, target = load(out / "draft"), load(out / "target")
-    traces = training_traces(draft, target, recipe.traces, recipe.seed)
-    examples = mixed_examples(recipe.seed, recipe.sums_share, traces, 0.6, 0.25)
-    model = on_top_of(draft, recipe.config, recipe.seed)
-    model, _ = train(recipe, pack(examples, recipe.rows), model, log=say)
-    save(model, recipe, out, problems)
+    save(train_prm(recipe, load(out / "draft"), load(out / "target")), recipe, out, problems)
 
 
 def save(model: Decoder, recipe: Recipe, out: Path, problems: int) -> None:
@@ -96,10 +107,7 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=1000, help="held-out problems a set to measure on")
     given = parser.parse_args()
     for name in [given.only] if given.only else ["draft", "target", "prm"]:
-        if name == "prm":
-            build_prm(given.out, given.problems)
-        else:
-            save(train_language(RECIPES[name]), RECIPES[name], given.out, given.problems)
+        build(name, given.out, given.problems)
 
 
 if __name__ == "__main__":

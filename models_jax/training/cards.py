@@ -10,8 +10,9 @@ from models_jax.training.traces import SETS
 
 _PURPOSE = {
     "draft": "Writes steps cheaply. It is meant to be wrong now and then.",
-    "target": "Rewrites the steps that the draft gets wrong. It can also score its own reading: after the prompt and "
-    "some steps, the text `?` is answered by one digit, 9 for right so far and 0 for wrong.",
+    "target": "Rewrites the steps that the draft gets wrong. A few of its training texts end with the self-score "
+    "prompt: `?` after some steps, answered by one digit, 9 for right so far and 0 for wrong. It did not learn to "
+    "answer it; see the figures below.",
     "prm": "Process reward model. At the delimiter of each step, class 1 of its head is the probability that the "
     "problem is still on its way to a right answer: all lines so far are right and, for `countdown`, the target can "
     "still be reached.",
@@ -64,7 +65,7 @@ def score_table(scored: Scored) -> str:
 
 
 _COLUMNS = {
-    "steps": lambda r: f"{r.steps}",
+    "steps": lambda r: f"{r.stop} of {r.steps}" if r.stop else f"{r.steps}",
     "rows": lambda r: f"{r.rows}",
     "rate": lambda r: f"{r.rate:g}",
     "decay over the last": lambda r: f"{r.decay_share:.0%}",
@@ -99,14 +100,19 @@ def training(recipe: Recipe) -> str:
     if recipe.self_score_share:
         text += f"\n{recipe.self_score_share:.0%} of the texts end with the self-score prompt.\n"
     if recipe.reward_weight:
-        text += "\n" + _REWARD.format(traces=recipe.traces, weight=recipe.reward_weight)
+        text += "\n" + _REWARD.format(
+            share=recipe.trace_share, traces=recipe.traces, corrupt=recipe.corrupt_share, weight=recipe.reward_weight
+        )
     return text
 
 
-_REWARD = """The data are 60 % traces of the draft and the target ({traces} in all), 25 % derivations with a made-up
-mistake and 15 % right ones; all go on after a mistake. The embedding and the first layers start as those of the draft.
-The reward is trained at every token of a step, four times as much at its end and eight times as much at the token
-where the text goes wrong, with {weight:g} times the weight of the next token, which is trained beside it.
+_REWARD = """The first run trains a writer of the draft's shape. The second begins with its weights and, above them, a
+comparison of what came with what the writer expects (`models_jax/training/compare.py`). In the last run {share:.0%} of
+the texts are traces of the draft and the target ({traces} in all), {corrupt:.0%} hold a made-up mistake, the others are
+right; all go on after a mistake. The reward is trained at every token of a step, four times as much at its end and
+eight times as much at the token where the text goes wrong, with {weight:g} times the weight of the next token, which
+is trained beside it. For the weights that ship, the second run took its traces from the writer and from the target
+after its own second run; the command takes them from the finished draft and target.
 """
 
 

@@ -3,8 +3,8 @@
 A writer knows at each token what should come next; a verifier must compare that with the token that came. Gradient
 descent finds this slowly, so it is built in: layers 0 and 1 are the draft's, in the first dimensions of a wider stream;
 heads of layer 2 fetch the draft's last state from the token before; the MLP of layer 2 takes the product with the
-token that came, which is the draft's logit of it. Layer 3 and the reward head are left to training, and so is all
-the rest, from there on.
+token that came, which is the draft's logit of it. Layer 3, which must look for the worst token so far, and the reward
+head are left to training. It may change all the rest as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Plan:
     """Which dimension of the stream holds what."""
 
     def __init__(self, writer: ModelConfig) -> None:
-        """The writer's stream, a copy of the state before, a constant, token codes and the outcome."""
+        """The writer's stream, a copy of the state before, a constant, token codes and what is found out."""
         self.width = writer.hidden_size
         self.copy = slice(self.width, 2 * self.width)
         self.constant = 2 * self.width
@@ -93,18 +93,22 @@ def _corner(old: Tensors, new: Tensors, name: str, keep_other_rows: bool) -> Non
 
 
 def _fetch_state_before(old: Tensors, new: Tensors, layer: str, plan: Plan, config: ModelConfig) -> None:
-    """Heads that look one token back, by the two fastest rotations, and copy the writer's normed state."""
+    """Heads that look one token back and copy the writer's normed state.
+
+    The three fastest rotations agree at that distance alone; the slowest, taken off, leaves all others below zero.
+    """
     q, k, v, o = (new[f"{layer}self_attn.{name}_proj.weight"] for name in "qkvo")
-    half, strength = config.head_dim // 2, 6.0
+    half, strength = config.head_dim // 2, 10.0
     new[f"{layer}input_layernorm.weight"][plan.constant] = LIFT
     q[: plan.width], k[: plan.width], v[: plan.width], o[:, : plan.width] = 0.0, 0.0, 0.0, 0.0
+    o[plan.copy.start : plan.match + 1] = 0.0
     for head in range(plan.width // config.head_dim):
         begin = head * config.head_dim
-        for pair in range(2):
+        for pair, weight in ((0, 1.0), (1, 1.0), (2, 1.0), (half - 1, -2.4)):
             angle = config.rope_theta ** (-pair / half)
             k[begin + pair, plan.constant] = strength
-            q[begin + pair, plan.constant] = strength * np.cos(angle)
-            q[begin + pair + half, plan.constant] = -strength * np.sin(angle)
+            q[begin + pair, plan.constant] = strength * weight * np.cos(angle)
+            q[begin + pair + half, plan.constant] = -strength * weight * np.sin(angle)
     scale = old["model.norm.weight"] * _shrink(plan, o.shape[0])
     for i in range(plan.width):
         v[i, i] = scale[i]
@@ -117,6 +121,7 @@ def _multiply_with_token(old: Tensors, new: Tensors, layer: str, plan: Plan) -> 
     units = len(CODED) + 1
     new[f"{layer}post_attention_layernorm.weight"][plan.width :] = LIFT
     gate[:units], up[:units], down[:, :units] = 0.0, 0.0, 0.0
+    down[plan.copy.start : plan.match + 1] = 0.0
     for unit, token in enumerate(CODED):
         gate[unit, plan.codes + unit] = 4.0
         up[unit, plan.copy] = old["model.embed_tokens.weight"][ID[token]]

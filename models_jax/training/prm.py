@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from flax import nnx
 
-from models_jax.config import ModelConfig
-from models_jax.training.export import assign, tensors
 from models_jax.training.sample import sample
 from models_jax.training.traces import SETS, Derivation, draw_problem
 from models_jax.transformer import Decoder
@@ -42,13 +39,3 @@ def traces(draft: Decoder, target: Decoder, problems: Sequence[Problem], seed: i
     opening = [run.steps[: int(rng.integers(0, max(1, len(run.steps))))] for run in opened]
     made += sample(target, problems, seed + 11, 0.7, opening)
     return [run for run in made if run.steps]
-
-
-def on_top_of(writer: Decoder, config: ModelConfig, seed: int) -> Decoder:
-    """A new reward model that begins as `writer`, with new layers on top.
-
-    Its lower layers know what should come next; the new ones can then compare that with what came.
-    """
-    model = Decoder(config, nnx.Rngs(seed))
-    assign(model, {**tensors(model), **tensors(writer)})
-    return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from models_jax.config import ModelConfig
 from planner.problems.countdown import Countdown
@@ -17,6 +17,7 @@ class Recipe:
     name: str
     config: ModelConfig
     steps: int
+    """What the rate's schedule is made for."""
     rows: int
     rate: float
     seed: int
@@ -26,6 +27,11 @@ class Recipe:
     """Weight of the reward loss beside that of the next token."""
     traces: int = 0
     """Sampled traces that the reward model learns from."""
+    trace_share: float = 0.25
+    corrupt_share: float = 0.45
+    """Share of its texts that are such traces, and that hold a made-up mistake; the others are right."""
+    stop: int = 0
+    """Stop at this step instead; 0 goes to the end."""
     warm_up: int = 100
     decay_share: float = 0.4
     sums: Sums = field(default_factory=lambda: Sums(fewest_terms=2))
@@ -56,17 +62,21 @@ def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = 
     )
 
 
+_WRITER = Recipe(
+    "writer",
+    _shape(48, 2, 128),
+    steps=3200,
+    rows=16,
+    rate=5e-3,
+    seed=1,
+    sums_share=0.5,
+    countdown=Countdown(least_right_share=0.0),
+)
+"""The draft is stopped early, to be weaker than the target; the reward model begins with the whole run."""
+
 RECIPES = {
-    "draft": Recipe(
-        "draft",
-        _shape(48, 2, 128),
-        steps=3200,
-        rows=16,
-        rate=5e-3,
-        seed=1,
-        sums_share=0.5,
-        countdown=Countdown(least_right_share=0.0),
-    ),
+    "draft": replace(_WRITER, name="draft", stop=2400),
+    "prm_writer": replace(_WRITER, name="prm_writer"),
     "target_first": Recipe(
         "target_first",
         _shape(128, 4, 352, head=32),
@@ -105,16 +115,32 @@ RECIPES = {
         countdown=Countdown(three_share=0.6),
         after="target_second",
     ),
-    "prm": Recipe(
-        "prm",
-        _shape(48, 5, 128, reward=True),
-        steps=3000,
-        rows=16,
-        rate=3e-3,
+    "prm_first": Recipe(
+        "prm_first",
+        _shape(128, 4, 256, reward=True),
+        steps=1600,
+        rows=8,
+        rate=1.5e-3,
         seed=3,
         sums_share=0.4,
         reward_weight=2.0,
         traces=3_600,
         decay_share=0.6,
+        after="prm_writer",
+    ),
+    "prm": Recipe(
+        "prm",
+        _shape(128, 4, 256, reward=True),
+        steps=2400,
+        rows=8,
+        rate=1e-3,
+        seed=4,
+        sums_share=0.35,
+        reward_weight=2.0,
+        traces=6_000,
+        trace_share=0.35,
+        corrupt_share=0.35,
+        decay_share=0.7,
+        after="prm_first",
     ),
 }

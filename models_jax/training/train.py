@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -47,20 +48,13 @@ def losses(model: Decoder, batch: tuple[jax.Array, ...], reward: bool) -> tuple[
     return language, jnp.sum(cross * right_weights) / jnp.maximum(jnp.sum(right_weights), 1.0)
 
 
-def train(
-    recipe: Recipe,
-    batches: Iterator[Batch],
-    start: Decoder | None = None,
-    on_checkpoint: Callable[[Decoder, int], None] | None = None,
-    every: int = 1000,
-    log: Callable[[str], None] = print,
-) -> tuple[Decoder, list[float]]:
-    """Train a new decoder, or go on from `start`. Gives it back with the loss of each step."""
-    model = start if start is not None else Decoder(recipe.config, nnx.Rngs(recipe.seed))
-    graph, state = nnx.split(model)
-    transform = optimiser(recipe)
-    memory = transform.init(state)
-    reward = recipe.config.reward_head
+Update = Callable[..., tuple[nnx.State, optax.OptState, jax.Array, jax.Array]]
+
+
+@lru_cache(maxsize=8)
+def update_of(recipe: Recipe, graph: nnx.GraphDef[Decoder]) -> Update:
+    """The compiled training step: weights, optimiser's memory and a batch to new ones, the loss and its two parts."""
+    transform, reward = optimiser(recipe), recipe.config.reward_head
 
     def objective(state: nnx.State, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         language, verdict = losses(nnx.merge(graph, state), batch, reward)
@@ -72,9 +66,25 @@ def train(
         change, memory = transform.update(gradient, memory, state)
         return optax.apply_updates(state, change), memory, loss, parts
 
+    return update
+
+
+def train(
+    recipe: Recipe,
+    batches: Iterator[Batch],
+    start: Decoder | None = None,
+    on_checkpoint: Callable[[Decoder, int], None] | None = None,
+    every: int = 1000,
+    log: Callable[[str], None] = print,
+) -> tuple[Decoder, list[float]]:
+    """Train a new decoder, or go on from `start`. Gives it back with the loss of each step."""
+    model = start if start is not None else Decoder(recipe.config, nnx.Rngs(recipe.seed))
+    graph, state = nnx.split(model)
+    memory = optimiser(recipe).init(state)
+    update = update_of(recipe, graph)
     history: list[jax.Array] = []
     begun = time.monotonic()
-    for step in range(1, recipe.steps + 1):
+    for step in range(1, (recipe.stop or recipe.steps) + 1):
         state, memory, loss, parts = update(state, memory, next(batches).arrays())
         history.append(loss)
         if step % 100 == 0:

@@ -60,9 +60,8 @@ class Engine:
         """Load every role on its device. Raises UserError for a model or device that cannot do it."""
         self.plan, self.workers, self.problems, self.sink = plan, workers, problems, sink
         roles = plan.workflow.roles
-        self.models: Mapping[RoleName, ModelInfo] = {
-            name: workers.load(plan.placement[name], name, roles[name], problems.delimiter) for name in plan.roles
-        }
+        placed = {name: (plan.placement[name], roles[name]) for name in plan.roles}
+        self.models: Mapping[RoleName, ModelInfo] = workers.load(placed, problems.delimiter)
         sink(RunStarted(plan.hash, plan.name, workers.clock))
 
     def solve(self, problem: Problem) -> Solved:
@@ -351,7 +350,8 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 
 def _scores(output: Output, count: int, device: str) -> tuple[float, ...]:
     if len(output.scores) != count or not all(0.0 <= score <= 1.0 for score in output.scores):
-        raise RuntimeError(f"device {device} answered {output.scores} where {count} scores from 0 to 1 were asked for")
+        wanted = "one score from 0 to 1 was" if count == 1 else f"{count} scores from 0 to 1 were"
+        raise RuntimeError(f"device {device} answered {output.scores} where {wanted} asked for")
     return output.scores
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -36,9 +37,11 @@ class ProcessWorkers:
         self._processes: dict[str, tuple[BaseProcess, Connection]] = {}
         self._running: set[str] = set()
 
-    def load(self, device: str, name: RoleName, role: Role, delimiter: str) -> ModelInfo:
-        """See `Workers`."""
-        return self._call(device, LOAD_TIMEOUT_S, "load", name, role, delimiter)
+    def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
+        """See `Workers`. A device takes its roles in turn, and answers in the same order."""
+        for name, (device, role) in placed.items():
+            self._send(device, ("load", (name, role, delimiter)))
+        return {name: self._answer(device, LOAD_TIMEOUT_S, "load") for name, (device, _) in placed.items()}
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
@@ -90,6 +93,9 @@ class ProcessWorkers:
         if device in self._running:
             raise RuntimeError(f"device {device} was asked to {verb} while it is busy")
         self._send(device, (verb, args))
+        return self._answer(device, timeout_s, verb)
+
+    def _answer(self, device: str, timeout_s: float, verb: str) -> Any:
         if not self._processes[device][1].poll(timeout_s):
             raise UserError(f"device {device} did not {verb} within {timeout_s:g} s", mend="run again")
         return self._receive(device)

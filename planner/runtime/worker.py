@@ -38,8 +38,8 @@ class Workers(Protocol):
 
     clock: ClockKind
 
-    def load(self, device: str, name: RoleName, role: Role, delimiter: str) -> ModelInfo:
-        """Have the device load a role's model; loading the same again is cheap."""
+    def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
+        """Have each device load the models of the roles that are placed on it, all devices at once."""
         ...
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
@@ -109,9 +109,9 @@ class VirtualWorkers:
         self._now_us = 0
         self._running: list[tuple[int, str, Done]] = []
 
-    def load(self, device: str, name: RoleName, role: Role, delimiter: str) -> ModelInfo:
+    def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
         """See `Workers`."""
-        return self._backends[device].load(name, role, delimiter)
+        return {name: self._backends[device].load(name, role, delimiter) for name, (device, role) in placed.items()}
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
