@@ -94,12 +94,14 @@ def run(
 
       heteroreason run examples/sums.yaml -m u280-2x3090 --clock virtual
     """
-    plan = _plan_for(what, machine, kind, costs, Options(), quiet=as_json)
-    if seed is not None:
-        plan = api.with_seed(plan, seed)
-    problems = _problems(plan.workflow, questions or [], file, count, seed or 0)
+    made = Plan.load(what) if what.suffix == ".json" else api.as_workflow(what)
+    workflow = made.workflow if isinstance(made, Plan) else made
+    problems = _problems(workflow, questions or [], file, count, seed or 0)
     if folder is not None:
         _make(folder)
+    plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, Options(), quiet=as_json)
+    if seed is not None:
+        plan = api.with_seed(plan, seed)
     if not as_json:
         out.print(show.plan_table(plan))
     ticker = show.Ticker(out, 0 if as_json else shown)
@@ -149,7 +151,8 @@ def make_plan(
 
       heteroreason plan examples/countdown.yaml -m u280-2x3090 --kind solved --rounds 4 --limit 30
     """
-    plan = _plan_for(workflow, machine, kind, costs, Options(rounds=rounds, limit_s=limit), quiet=as_json)
+    options = Options(rounds=rounds, limit_s=limit)
+    plan = _plan_for(api.as_workflow(workflow), machine, kind, costs, options, quiet=as_json)
     if output is not None:
         _write(output, plan.to_json())
     if as_json:
@@ -335,11 +338,11 @@ def _fail(sentence: str) -> None:
     sys.exit(2)
 
 
-def _plan_for(what: Path, machine: str, kind: Kind, costs: Path | None, options: Options, *, quiet: bool) -> Plan:
-    """The plan in a file, or one made of the workflow in it."""
-    if what.suffix == ".json":
-        return Plan.load(what)
-    workflow, on = api.as_workflow(what), Machine.load(machine)
+def _plan_for(
+    workflow: Workflow, machine: str, kind: Kind, costs: Path | None, options: Options, *, quiet: bool
+) -> Plan:
+    """A plan of the workflow, with the solver's progress shown meanwhile."""
+    on = Machine.load(machine)
     if quiet:
         return api.plan(workflow, on, kind, costs=costs, options=options)
     with err.status("planning") as status:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -26,12 +28,12 @@ from planner.export.text import clean, fitted, width, xml
 from planner.export.timeline import episodes, happened, planned
 from planner.graph import Edge, EdgeKind, Literal, Op, Task, TaskGraph, Verdict, from_text, to_text
 from planner.lower import lower
-from planner.machine import Device, DeviceKind, Machine, Transport
+from planner.machine import Device, DeviceKind, Link, Machine, Transport
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
 from planner.schedule.instance import Slot
 from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
-from planner.workflow import Arithmetic, Role, RoleName, Workflow
+from planner.workflow import Arithmetic, Numerics, Role, RoleName, Workflow
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -57,11 +59,16 @@ def graph() -> TaskGraph:
 def machine() -> Machine:
     def device(name: str, kind: DeviceKind) -> Device:
         transport = Transport.EMULATE if kind is DeviceKind.FPGA else None
-        return Device(name, kind, "jax", 10**9, 1e9, {Arithmetic.FLOAT32: 1e9}, 10.0, 1.0, "made up", transport)
+        able = Arithmetic.INT8 if kind is DeviceKind.FPGA else Arithmetic.FLOAT32
+        return Device(name, kind, "jax", 10**9, 1e9, {able: 1e9}, 10.0, 1.0, "made up", transport)
 
     devices = [device("fpga0", DeviceKind.FPGA), device("gpu0", DeviceKind.GPU), device("gpu1", DeviceKind.GPU)]
     links = [Link(d.name, "host", 1e9, 5.0, "made up") for d in devices]
     return Machine("made-up", tuple(devices), "made up", tuple(links))
+
+
+def numerics(role: RoleName) -> Numerics:
+    return Numerics(Arithmetic.INT8 if role is RoleName.DRAFT else Arithmetic.FLOAT32)
 
 
 def plan(timeline: bool = True) -> Plan:
@@ -80,7 +87,7 @@ def plan(timeline: bool = True) -> Plan:
     ]
     return Plan(
         name="by hand",
-        workflow=Workflow("sums", "sums", {r: Role(f"zoo/{r}") for r in RoleName}),
+        workflow=Workflow("sums", "sums", {r: Role(f"zoo/{r}", numerics(r)) for r in RoleName}),
         machine=machine(),
         models=dict.fromkeys(RoleName, "0" * 16),
         placement={RoleName.DRAFT: "fpga0", RoleName.TARGET: "gpu0", RoleName.PRM: "gpu1"},
@@ -402,3 +409,15 @@ def test_cut_text_fits(text, room):
 def test_the_plan_of_the_tests_is_a_plan():
     assert Plan.from_mapping(json.loads(plan().to_json()), "here") == plan()
     assert to_text(graph()) == GRAPH
+
+
+def test_pictures_do_not_depend_on_the_seed_of_hashes() -> None:
+    """Sets and views in their own order would make a picture differ from one process to the next."""
+    here = Path(__file__).parent
+    code = "import test_export as t; from planner.export import export; print(export(t.graph(), 'svg'))"
+    texts = set()
+    for seed in ("1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(here)}
+        command = [sys.executable, "-c", code]
+        texts.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(texts) == 1

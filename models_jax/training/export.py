@@ -94,7 +94,9 @@ def configuration(config: ModelConfig) -> dict[str, object]:
 def export(model: Decoder, folder: Path, card: str) -> None:
     """Write config, weights, tokenizer, generation settings and the model card to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(tensors(model), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)
     tokenizer().save(str(folder / "tokenizer.json"))
     _write(folder / "config.json", configuration(model.config))
     _write(

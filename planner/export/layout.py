@@ -108,8 +108,9 @@ def _split(graph: nx.DiGraph, chains: Mapping[tuple[Hashable, Hashable], list[Ha
     for chain in chains.values():
         nx.add_path(fine, chain)
     rows: list[list[Hashable]] = [[] for _ in range(max(row.values()) + 1)]
-    # Depth first, so that what belongs together begins side by side.
-    for item in nx.dfs_preorder_nodes(fine.to_undirected(as_view=True)) if nx.is_weakly_connected(fine) else fine:
+    # Depth first, so that what belongs together begins side by side. A graph of its own: a view goes by hashes.
+    both_ways = nx.Graph(fine.edges)
+    for item in nx.dfs_preorder_nodes(both_ways) if len(fine) > 1 and nx.is_weakly_connected(fine) else fine:
         rows[item.row if isinstance(item, Bend) else row[item]].append(item)
     return fine, rows
 
