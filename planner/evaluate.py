@@ -31,7 +31,9 @@ class Accuracy:
     """Lower end of the 95 % interval (Wilson)."""
     high: float
     backtracked: int
-    """Problems with at least one backtrack."""
+    """Problems in which a backtrack was taken at least once."""
+    tried: int
+    """Problems in which an alternative was at least written and scored."""
     acceptance: float | None
     mean_us: float
     """Mean latency, of the clock `virtual`: modelled."""
@@ -47,6 +49,8 @@ class Evaluation:
     """All policies on one set, and how `backtrack` differs from `rsd`."""
 
     problem_set: str
+    distinct: int
+    """Different problems among those drawn: a set that is small or uneven gives some more than once."""
     rows: tuple[Accuracy, ...]
     only_backtrack: int
     """Problems that `backtrack` solved and `rsd` did not."""
@@ -83,7 +87,8 @@ def evaluate(
             solved[policy] = [s.correct for s in run.solved]
     finally:
         shelf.close()
-    return _evaluation(workflow.problems, rows, solved)
+    distinct = len({problem.key for problem in problems})
+    return _evaluation(workflow.problems, distinct, rows, solved)
 
 
 def wilson(correct: int, problems: int) -> tuple[float, float]:
@@ -104,12 +109,13 @@ def _row(policy: Policy, run: Run) -> Accuracy:
     correct, n = run.report.correct, run.report.problems
     low, high = wilson(correct, n)
     backtracked = sum(any(d.event is Turn.BACKTRACKED for d in s.outcome.decisions) for s in run.solved)
-    return Accuracy(policy, n, correct, low, high, backtracked, run.report.acceptance, run.report.mean_us)
+    tried = sum(any("alternative" in d.scores for d in s.outcome.decisions) for s in run.solved)
+    return Accuracy(policy, n, correct, low, high, backtracked, tried, run.report.acceptance, run.report.mean_us)
 
 
-def _evaluation(name: str, rows: list[Accuracy], solved: Mapping[Policy, list[bool]]) -> Evaluation:
+def _evaluation(name: str, distinct: int, rows: list[Accuracy], solved: Mapping[Policy, list[bool]]) -> Evaluation:
     if not {Policy.RSD, Policy.BACKTRACK} <= solved.keys():
-        return Evaluation(name, tuple(rows), 0, 0, None)
+        return Evaluation(name, distinct, tuple(rows), 0, 0, None)
     pairs = list(zip(solved[Policy.BACKTRACK], solved[Policy.RSD], strict=True))
     more, less = sum(b and not r for b, r in pairs), sum(r and not b for b, r in pairs)
-    return Evaluation(name, tuple(rows), more, less, mcnemar(more, less))
+    return Evaluation(name, distinct, tuple(rows), more, less, mcnemar(more, less))

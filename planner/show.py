@@ -112,14 +112,15 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Accuracy of each policy on each set."""
     table = _table(
         "accuracy on the same fresh problems", "set", "policy", "problems", "right", "95 % interval",
-        "drafts accepted", "problems with a backtrack",
+        "drafts accepted", "backtrack taken", "tried",
     )  # fmt: skip
     for evaluation in evaluations:
         for row in evaluation.rows:
             accepted = "" if row.acceptance is None else f"{row.acceptance:.3f}"
             interval = f"{row.low:.1%} to {row.high:.1%}"
-            share = f"{row.backtracked / row.problems:.1%}" if row.backtracked else ""
-            cells = (str(row.problems), f"{row.share:.1%}", interval, accepted, share)
+            went = [f"{n / row.problems:.1%}" if row.tried else "" for n in (row.backtracked, row.tried)]
+            count = f"{row.problems}, {evaluation.distinct} distinct"
+            cells = (count, f"{row.share:.1%}", interval, accepted, *went)
             table.add_row(evaluation.problem_set, row.policy, *cells)
         table.add_section()
     return table

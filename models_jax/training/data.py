@@ -164,9 +164,15 @@ def pack(examples: Iterator[Example], rows: int, length: int = ROW_TOKENS) -> It
 
 def _empty(rows: int, length: int) -> Batch:
     shape = (rows, length)
-    whole = [np.zeros(shape, np.int32) for _ in range(3)]
-    parts = [np.zeros(shape, np.float32) for _ in range(3)]
-    return Batch(*whole, np.zeros((*shape, len(TOKENS)), np.float32), *parts)
+    return Batch(
+        tokens=np.zeros(shape, np.int32),
+        positions=np.zeros(shape, np.int32),
+        segments=np.zeros(shape, np.int32),
+        targets=np.zeros((*shape, len(TOKENS)), np.float32),
+        weights=np.zeros(shape, np.float32),
+        right=np.zeros(shape, np.float32),
+        right_weights=np.zeros(shape, np.float32),
+    )
 
 
 def _place(batch: Batch, item: Example, row: int, begin: int) -> None:

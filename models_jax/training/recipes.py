@@ -102,8 +102,8 @@ RECIPES = {
         countdown=Countdown(least_right_share=0.0),
         after="target_first",
     ),
-    "target": Recipe(
-        "target",
+    "target_third": Recipe(
+        "target_third",
         _shape(128, 4, 352, head=32),
         steps=2400,
         rows=8,
@@ -114,6 +114,19 @@ RECIPES = {
         decay_share=0.8,
         countdown=Countdown(three_share=0.6),
         after="target_second",
+    ),
+    "target": Recipe(
+        "target",
+        _shape(128, 4, 352, head=32),
+        steps=2600,
+        rows=8,
+        rate=8e-4,
+        seed=14,
+        sums_share=0.25,
+        self_score_share=0.4,
+        decay_share=0.8,
+        countdown=Countdown(three_share=0.6),
+        after="target_third",
     ),
     "prm_first": Recipe(
         "prm_first",
@@ -128,8 +141,8 @@ RECIPES = {
         decay_share=0.6,
         after="prm_writer",
     ),
-    "prm": Recipe(
-        "prm",
+    "prm_second": Recipe(
+        "prm_second",
         _shape(128, 4, 256, reward=True),
         steps=2400,
         rows=8,
@@ -142,5 +155,20 @@ RECIPES = {
         corrupt_share=0.35,
         decay_share=0.7,
         after="prm_first",
+    ),
+    "prm": Recipe(
+        "prm",
+        _shape(128, 4, 256, reward=True),
+        steps=3000,
+        rows=8,
+        rate=8e-4,
+        seed=5,
+        sums_share=0.15,
+        reward_weight=2.0,
+        traces=24_000,
+        trace_share=0.55,
+        corrupt_share=0.3,
+        decay_share=0.8,
+        after="prm_second",
     ),
 }

@@ -41,7 +41,7 @@ def losses(model: Decoder, batch: tuple[jax.Array, ...], reward: bool) -> tuple[
     log_probability = jax.nn.log_softmax(model.embed_tokens.attend(hidden) if reward else model.logits(hidden))
     entropy = -jnp.sum(targets * log_probability, axis=-1)
     language = jnp.sum(entropy * weights) / jnp.maximum(jnp.sum(weights), 1.0)
-    if not reward:
+    if not reward or model.score is None:
         return language, jnp.zeros(())
     verdict = jax.nn.log_softmax(model.score(hidden))
     cross = -(right * verdict[..., 1] + (1.0 - right) * verdict[..., 0])

@@ -135,7 +135,7 @@ class Countdown:
         count = COUNTS[0] if rng.random() < self.three_share else COUNTS[1]
         numbers = tuple(rng.integers(1, self.highest_number + 1, size=count).tolist())
         rest = numbers
-        while len(rest) > 1:
+        for _ in range(count - 1):
             choices = list(moves(rest))
             rest = choices[int(rng.integers(len(choices)))][-1]
         return _problem(numbers, rest[0])
