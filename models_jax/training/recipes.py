@@ -115,8 +115,8 @@ RECIPES = {
         countdown=Countdown(three_share=0.6),
         after="target_second",
     ),
-    "target": Recipe(
-        "target",
+    "target_fourth": Recipe(
+        "target_fourth",
         _shape(128, 4, 352, head=32),
         steps=2600,
         rows=8,
@@ -127,6 +127,19 @@ RECIPES = {
         decay_share=0.8,
         countdown=Countdown(three_share=0.6),
         after="target_third",
+    ),
+    "target": Recipe(
+        "target",
+        _shape(128, 4, 352, head=32),
+        steps=2700,
+        rows=8,
+        rate=1e-3,
+        seed=15,
+        sums_share=0.25,
+        self_score_share=0.65,
+        decay_share=0.8,
+        countdown=Countdown(three_share=0.6),
+        after="target_fourth",
     ),
     "prm_first": Recipe(
         "prm_first",
@@ -156,8 +169,8 @@ RECIPES = {
         decay_share=0.7,
         after="prm_first",
     ),
-    "prm": Recipe(
-        "prm",
+    "prm_third": Recipe(
+        "prm_third",
         _shape(128, 4, 256, reward=True),
         steps=3000,
         rows=8,
@@ -170,5 +183,19 @@ RECIPES = {
         corrupt_share=0.3,
         decay_share=0.8,
         after="prm_second",
+    ),    "prm": Recipe(
+        "prm",
+        _shape(128, 4, 256, reward=True),
+        steps=2000,
+        rows=8,
+        rate=1e-3,
+        seed=6,
+        sums_share=0.15,
+        reward_weight=2.0,
+        traces=12_000,
+        trace_share=0.35,
+        corrupt_share=0.5,
+        decay_share=0.8,
+        after="prm_third",
     ),
 }

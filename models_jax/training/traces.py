@@ -58,8 +58,29 @@ def corrupt(problem: Problem, rng: np.random.Generator) -> Derivation:
     before = right[:at]
     if problem.set == "sums":
         return Derivation(problem, (*before, *_wrong_sum(right[at], rng)))
+    if rng.random() < FORCED_SHARE:
+        return Derivation(problem, (*right[:-1], _forced(right[-1], problem, rng)))
     previous = before[-1] if before else _opening(problem)
     return Derivation(problem, (*before, *_wrong_countdown(previous, problem, rng)))
+
+
+FORCED_SHARE = 0.4
+"""Share of the made-up mistakes of `countdown` that are a last line which claims the target."""
+
+
+def _forced(last: str, problem: Problem, rng: np.random.Generator) -> str:
+    """A last line that is wrong and claims the target: another operation, or an operand that is not there."""
+    move = countdown.read(last)
+    assert move is not None
+    target, left, right = int(problem.answer), move.left, move.right
+    if rng.random() < 0.25:
+        left = int(np.clip(left + rng.integers(-10, 11), 0, countdown.HIGHEST))
+    wrong = [op for op in "+-*" if (left, op) != (move.left, move.op) and countdown.compute(left, op, right) != target]
+    op = wrong[int(rng.integers(len(wrong)))] if wrong else move.op
+    claimed = target if wrong or rng.random() < 0.5 else (target + int(rng.integers(1, 10))) % 100
+    if not wrong and claimed == target:
+        claimed = (target + 1) % 100
+    return countdown.write(countdown.Move(left, op, right, claimed, (claimed,), None))
 
 
 def _change_digit(text: str, places: list[int], rng: np.random.Generator) -> str:
