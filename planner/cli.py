@@ -112,6 +112,8 @@ def run(
         if trace is not None:
             trace(event)
 
+    if not as_json:
+        err.print("loading the models", style="dim")
     try:
         result = api.run(plan, problems, clock, costs=costs, sink=sink)
     finally:
