@@ -17,7 +17,7 @@ from planner.report import Report, report
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import Engine
 from planner.runtime.worker import VirtualWorkers
-from planner.trace import Event
+from planner.trace import Event, Sink
 from planner.workflow import Role, RoleName, Statistics, Workflow
 
 DELIMITER = 1
@@ -26,13 +26,22 @@ FIRST = 1 << 16
 """Tokens from here on begin a step; they tell who wrote it and carry its luck."""
 
 
-def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0) -> Report:
-    """What the plan is worth on `problems` problems whose outcomes are drawn from its statistics."""
+def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0, sink: Sink | None = None) -> Report:
+    """What the plan is worth on `problems` problems whose outcomes are drawn from its statistics.
+
+    `sink` is called with each event.
+    """
     events: list[Event] = []
     plan = replace(plan, workflow=_drawn(plan.workflow, seed))
     backend = SampledBackend(plan.workflow.statistics)
     workers = VirtualWorkers(plan.machine, costs, dict.fromkeys(plan.placement.values(), backend))
-    engine = Engine(plan, workers, _SampledProblems(), events.append)
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if sink is not None:
+            sink(event)
+
+    engine = Engine(plan, workers, _SampledProblems(), note)
     for number in range(problems):
         engine.solve(Problem("sampled", f"{seed}/{number}", ""))
     return report(plan, events)

@@ -253,6 +253,11 @@ def random_plan(random: Random, flow: Workflow, on: Machine = THREE) -> Plan:
         placement={r: random.choice(names) for r in NEEDED_ROLES[flow.policy.kind]},
         draft_ahead=random.randint(0, 3),
         prefetch_refine=random.random() < 0.6,
+        prefetch_ahead=random.randint(0, 2),
+        early_next=random.random() < 0.5,
+        batch_verify=random.random() < 0.5,
+        alternatives=random.random() < 0.5,
+        shadow_sync=random.random() < 0.5,
         chunk_tokens=random.randint(1, 12),
         priorities={d: tuple(random.sample(KINDS, random.randint(0, len(KINDS)))) for d in names},
     )

@@ -1,0 +1,117 @@
+"""Fitting costs: known factors are found again, cold starts left out, bad rows named."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planner_cases import LinearCosts, plan_for, workflow
+
+from planner.cost import CostOp, CostTable, Origin
+from planner.errors import UserError
+from planner.fit import fit_events, fit_steps, robust
+from planner.simulate import simulate
+from planner.step_trace import StepRow, read_step_trace
+from planner.workflow import RoleName
+from planner.yaml_file import to_mapping
+
+ON = {RoleName.DRAFT: "gpu0", RoleName.PRM: "gpu1", RoleName.TARGET: "gpu2"}
+HEAD = (
+    "problem,step,phase,draft_ms,prm_ms,target_ms,draft_in,draft_out,prm_in,target_in,target_out,"
+    "draft_calls,prm_calls,target_calls"
+)
+
+
+def made_up(rows: int, seed: int = 0, noise: float = 0.01) -> list[StepRow]:
+    """Rows whose times follow from known factors."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for i in range(rows):
+        refined = i % 5 == 0
+        context, written, again = (int(n) for n in rng.integers([100, 10, 20], [400, 80, 120]))
+        calls = 2 if refined else 1
+        read = calls * (context + written)
+        wobble = 1 + noise * rng.standard_normal(3)
+        target = (40 + 0.05 * context + 20 * again) * wobble[2] if refined else 0.0
+        found.append(
+            StepRow(
+                str(i // 6), i % 6 + 1, "DTR" if refined else "D", (3 + 4 * written) * wobble[0],
+                (10 * calls + 0.2 * read) * wobble[1], target, context, written, read,
+                context if refined else 0, again if refined else 0, 1, calls, int(refined),
+            )
+        )  # fmt: skip
+    return found
+
+
+def test_known_factors_are_found() -> None:
+    rows = made_up(600)
+    # The first row of a run carries the start of a model: seconds, not milliseconds.
+    cold = [*rows[:1], *rows[1:]]
+    cold[0] = StepRow(**{**cold[0].__dict__, "prm_ms": 3800.0})
+    table = fit_steps(cold, ON, "made up")
+    draft = table.find(RoleName.DRAFT, "gpu0", CostOp.DECODE)
+    prm = table.find(RoleName.PRM, "gpu1", CostOp.PREFILL)
+    target = table.find(RoleName.TARGET, "gpu2", CostOp.DECODE)
+    assert draft is not None and prm is not None and target is not None
+    assert draft.origin is Origin.FITTED
+    assert draft.us(50, 200) == pytest.approx(203_000, rel=0.02)
+    assert prm.us(50, 250) == pytest.approx(70_000, rel=0.02)
+    assert target.per_token_us == pytest.approx(20_000, rel=0.02)
+    fits = {fit.role: fit for fit in table.fits}
+    assert fits[RoleName.PRM].left_out >= 1 and fits[RoleName.PRM].rows == 600
+    assert all(abs(fit.total_error) < 0.01 and fit.median_error < 0.02 for fit in table.fits)
+    assert table.statistics is not None and table.statistics.accept == pytest.approx(0.8)
+
+
+def test_a_table_round_trips_through_yaml_data() -> None:
+    table = fit_steps(made_up(60), ON, "made up")
+    assert CostTable.from_mapping(to_mapping(table), "here") == table
+
+
+def test_our_own_traces_give_back_the_costs_of_the_clock() -> None:
+    plan = plan_for(workflow(), "overlapped")
+    costs = LinearCosts()
+    events: list = []
+    simulate(plan, costs, 60, 3, events.append)
+    table = fit_events(plan, events, "a trace")
+    for role, device in plan.placement.items():
+        entry = table.find(role, device, CostOp.DECODE) or table.find(role, device, CostOp.PREFILL)
+        assert entry is not None
+        priced = costs.decode_us if entry.op is CostOp.DECODE else costs.prefill_us
+        assert entry.us(8, 30) == pytest.approx(priced(role, device, 8, 30), rel=0.1)
+
+
+def test_factors_are_never_negative() -> None:
+    terms = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    factors, kept = robust(terms, np.array([30.0, 20.0, 10.0]))
+    assert (factors >= 0).all() and len(kept) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "column problem is missing"),
+        ("problem,step\n1,2\n", "column phase is missing"),
+        (f"{HEAD}\n", "has no rows"),
+        (f"{HEAD}\n0,1,X,1,1,0,1,1,1,0,0,1,1,0\n", "line 2: phase is 'X'"),
+        (f"{HEAD}\n0,1,D,fast,1,0,1,1,1,0,0,1,1,0\n", "line 2: draft_ms is 'fast'"),
+        (f"{HEAD}\n0,1,D,1,1,0,1,-1,1,0,0,1,1,0\n", "line 2: draft_out is '-1'"),
+        (f"{HEAD}\n0,1,D,nan,1,0,1,1,1,0,0,1,1,0\n", "line 2: draft_ms is 'nan'"),
+    ],
+)
+def test_bad_step_traces(text: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"trace\.csv") as caught:
+        read_step_trace(path)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif("HETEROREASON_TRACES" not in os.environ, reason="HETEROREASON_TRACES names no folder of traces")
+@pytest.mark.parametrize("name", ["gsm8k_c1", "math500_c1"])
+def test_measured_traces_are_fitted_within_one_percent(name: str) -> None:
+    rows = read_step_trace(Path(os.environ["HETEROREASON_TRACES"]) / f"{name}.csv")
+    table = fit_steps(rows, ON, name)
+    assert all(abs(fit.total_error) < 0.01 for fit in table.fits)
