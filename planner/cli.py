@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planner import api, show
+from planner import api, cli_costs, show
 from planner.choose import Options
 from planner.cost import CostTable
 from planner.doctor import examine
@@ -31,6 +31,7 @@ from planner.plan import Plan
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.problems.jsonl import read_jsonl
+from planner.show import out
 from planner.trace import ClockKind, Event, TraceFile, read_trace
 from planner.workflow import Policy, Workflow
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-out, err = Console(), Console(stderr=True)
+err = Console(stderr=True)
 
 
 class Kind(StrEnum):
@@ -311,6 +312,10 @@ def doctor(as_json: JsonOption = False) -> None:
             out.print(f"{mark}{check.name}: {check.found}{mend}", highlight=False)
     if any(c.needed and not c.ok for c in checks):
         raise typer.Exit(1)
+
+
+app.command()(cli_costs.simulate)
+app.command()(cli_costs.fit)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,6 +16,9 @@ from planner.policy import Event as Turn
 from planner.report import Report
 from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
 
+out = Console()
+"""Where results are printed; progress and errors go to the error stream."""
+
 STYLE = {Turn.ACCEPTED: "green", Turn.REFINED: "yellow", Turn.KEPT_WEAK: "magenta", Turn.BACKTRACKED: "red"}
 
 
@@ -52,65 +55,66 @@ def decision_line(event: Decided) -> str:
 
 def plan_table(plan: Plan) -> Table:
     """The plan in short."""
-    table = _table(f"plan {plan.name} ({plan.hash})", "", "")
+    shown = table(f"plan {plan.name} ({plan.hash})", "", "")
     for role, device in plan.placement.items():
-        table.add_row(f"{role} runs on", device)
-    table.add_row("drafts ahead", str(plan.draft_ahead))
-    table.add_row("prefetches the target's step", "yes" if plan.prefetch_refine else "no")
+        shown.add_row(f"{role} runs on", device)
+    shown.add_row("drafts ahead", str(plan.draft_ahead))
+    shown.add_row("prefetches the target's step", "yes" if plan.prefetch_refine else "no")
     for device, order in plan.priorities.items():
-        table.add_row(f"order on {device}", "  ".join(order) or "what is needed")
-    table.add_row("expected time a round", f"{ms(plan.objective_us)}, {plan.cost_source}")
-    table.add_row("lower bound of the window", f"{ms(plan.lower_bound_us)}, gap {plan.gap:.1%}, {plan.status}")
-    table.add_row("found by", f"{plan.solver.name} in {plan.solver.seconds:.2f} s")
-    return table
+        shown.add_row(f"order on {device}", "  ".join(order) or "what is needed")
+    shown.add_row("expected time a round", f"{ms(plan.objective_us)}, {plan.cost_source}")
+    shown.add_row("lower bound of the window", f"{ms(plan.lower_bound_us)}, gap {plan.gap:.1%}, {plan.status}")
+    shown.add_row("found by", f"{plan.solver.name} in {plan.solver.seconds:.2f} s")
+    return shown
 
 
-def report_table(plan: Plan, report: Report) -> Table:
-    """Planned against happened."""
-    table = _table("planned against happened", "", f"planned, {plan.cost_source}", f"happened, {report.clock.label}")
-    table.add_row("time a round", ms(report.planned_round_us), ms(report.mean_round_us))
-    table.add_row("lower bound", ms(report.bound_round_us), "")
-    table.add_row("time a problem, mean", "", ms(report.mean_us))
-    table.add_row("  median, 95th percentile", "", f"{ms(report.p50_us)}, {ms(report.p95_us)}")
+def report_table(plan: Plan, report: Report, graded: bool = True) -> Table:
+    """Planned against happened. Drawn problems have no answers to grade."""
+    shown = table("planned against happened", "", f"planned, {plan.cost_source}", f"happened, {report.clock.label}")
+    shown.add_row("time a round", ms(report.planned_round_us), ms(report.mean_round_us))
+    shown.add_row("lower bound", ms(report.bound_round_us), "")
+    shown.add_row("time a problem, mean", "", ms(report.mean_us))
+    shown.add_row("  median, 95th percentile", "", f"{ms(report.p50_us)}, {ms(report.p95_us)}")
     expected = f"{plan.workflow.statistics.accept:.2f}"
-    table.add_row("drafts accepted", expected, "none" if report.acceptance is None else f"{report.acceptance:.2f}")
+    shown.add_row("drafts accepted", expected, "none" if report.acceptance is None else f"{report.acceptance:.2f}")
     turns = "  ".join(f"{name} {count}" for name, count in report.turns.items())
-    table.add_row("rounds", "", f"{report.rounds}: {turns}")
-    table.add_row("answers right", "", f"{report.correct} of {report.problems}")
+    shown.add_row("rounds", "", f"{report.rounds}: {turns}")
+    if graded:
+        shown.add_row("answers right", "", f"{report.correct} of {report.problems}")
     for use in report.devices:
         lost = use.wasted_us / use.busy_us if use.busy_us else 0.0
-        table.add_row(f"{use.device} busy", "", f"{use.utilisation:.0%} of the time, {lost:.0%} of it wasted")
-    table.add_row("energy a problem, modelled", "", joule(report.energy_mj / max(1, report.problems)))
-    return table
+        shown.add_row(f"{use.device} busy", "", f"{use.utilisation:.0%} of the time, {lost:.0%} of it wasted")
+    shown.add_row("energy a problem, modelled", "", joule(report.energy_mj / max(1, report.problems)))
+    return shown
 
 
 def compare_table(found: Mapping[str, tuple[Plan, Run]]) -> Table:
     """The plans side by side."""
     first = next(iter(found.values()))[1].report
-    table = _table(f"{first.problems} problems, {first.clock.label}", "", *found)
+    shown = table(f"{first.problems} problems, {first.clock.label}", "", *found)
     reports = [run.report for _, run in found.values()]
     plans = [plan for plan, _ in found.values()]
-    table.add_row("found by", *(p.solver.name for p in plans))
+    shown.add_row("found by", *(p.solver.name for p in plans))
     serial = reports[0].mean_us
-    table.add_row("time a problem", *(f"{ms(r.mean_us)} ± {ms(r.stderr_us)}" for r in reports))
-    table.add_row("  serial / this", *(f"{serial / r.mean_us:.2f}" for r in reports))
-    table.add_row("time a round", *(ms(r.mean_round_us) for r in reports))
-    table.add_row("  planned", *(ms(p.objective_us) for p in plans))
-    table.add_row("  lower bound", *(ms(p.lower_bound_us) for p in plans))
-    table.add_row("energy a problem, modelled", *(joule(r.energy_mj / max(1, r.problems)) for r in reports))
-    table.add_row("devices busy", *(f"{r.utilisation:.0%}" for r in reports))
-    table.add_row("work wasted", *(f"{r.waste:.0%}" for r in reports))
-    table.add_row("answers right", *(f"{r.correct} of {r.problems}" for r in reports))
+    shown.add_row("time a problem", *(f"{ms(r.mean_us)} ± {ms(r.stderr_us)}" for r in reports))
+    shown.add_row("  serial / this", *(f"{serial / r.mean_us:.2f}" for r in reports))
+    shown.add_row("time a round", *(ms(r.mean_round_us) for r in reports))
+    shown.add_row("  planned", *(ms(p.objective_us) for p in plans))
+    shown.add_row("  lower bound", *(ms(p.lower_bound_us) for p in plans))
+    shown.add_row("energy a problem, modelled", *(joule(r.energy_mj / max(1, r.problems)) for r in reports))
+    shown.add_row("devices busy", *(f"{r.utilisation:.0%}" for r in reports))
+    shown.add_row("work wasted", *(f"{r.waste:.0%}" for r in reports))
+    shown.add_row("answers right", *(f"{r.correct} of {r.problems}" for r in reports))
     runs = [run for _, run in found.values()]
     for i, solved in enumerate(runs[0].solved[:8]):
         answers = (escape(r.solved[i].answer or "none") for r in runs)
-        table.add_row(escape(solved.problem.question), *answers)
-    return table
+        shown.add_row(escape(solved.problem.question), *answers)
+    return shown
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Accuracy of each policy on each set."""
-    table = _table(
+    shown = table(
         "accuracy on the same fresh problems", "set", "policy", "problems", "right", "95 % interval",
         "drafts accepted", "backtrack taken", "tried",
     )  # fmt: skip
@@ -121,9 +125,9 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
             went = [f"{n / row.problems:.1%}" if row.tried else "" for n in (row.backtracked, row.tried)]
             count = f"{row.problems}, {evaluation.distinct} distinct"
             cells = (count, f"{row.share:.1%}", interval, accepted, *went)
-            table.add_row(evaluation.problem_set, row.policy, *cells)
-        table.add_section()
-    return table
+            shown.add_row(evaluation.problem_set, row.policy, *cells)
+        shown.add_section()
+    return shown
 
 
 def evaluation_note(evaluation: Evaluation) -> str:
@@ -138,22 +142,22 @@ def evaluation_note(evaluation: Evaluation) -> str:
 
 def machine_table(machines: Sequence[Machine]) -> Table:
     """The catalogue."""
-    table = _table("machines", "name", "devices", "description")
+    shown = table("machines", "name", "devices", "description")
     for machine in machines:
         devices = ", ".join(f"{d.name} ({d.kind_of_processor})" for d in machine.devices)
-        table.add_row(machine.name, devices, machine.description)
-    return table
+        shown.add_row(machine.name, devices, machine.description)
+    return shown
 
 
 def device_table(machine: Machine) -> Table:
     """One machine, each figure as it is used."""
-    table = _table(machine.name, "device", "backend", "memory", "bandwidth", "arithmetic", "active / idle", "source")
+    shown = table(machine.name, "device", "backend", "memory", "bandwidth", "arithmetic", "active / idle", "source")
     for d in machine.devices:
         backend = d.backend + (f", {d.transport}" if d.transport else "")
         ops = ", ".join(f"{a} {ops / 1e12:.3g} T" for a, ops in d.ops_per_s.items())
         memory, bandwidth = f"{d.memory_bytes / 1e9:.3g} GB", f"{d.bandwidth_bytes_per_s / 1e9:.4g} GB/s"
-        table.add_row(d.name, backend, memory, bandwidth, ops, f"{d.active_w:g} / {d.idle_w:g} W", d.source)
-    return table
+        shown.add_row(d.name, backend, memory, bandwidth, ops, f"{d.active_w:g} / {d.idle_w:g} W", d.source)
+    return shown
 
 
 def report_markdown(plan: Plan, run: Run) -> str:
@@ -191,8 +195,9 @@ def joule(mj: float) -> str:
     return f"{mj / 1e3:.2f} J" if mj >= 1e3 else f"{mj:.1f} mJ"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
+def table(title: str, *columns: str) -> Table:
+    """An empty table in the style of all."""
+    made = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+        made.add_column(column, overflow="fold")
+    return made
