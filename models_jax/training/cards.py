@@ -10,9 +10,9 @@ from models_jax.training.traces import SETS
 
 _PURPOSE = {
     "draft": "Writes steps cheaply. It is meant to be wrong now and then.",
-    "target": "Rewrites the steps that the draft gets wrong. A few of its training texts end with the self-score "
-    "prompt: `?` after some steps, answered by one digit, 9 for right so far and 0 for wrong. It did not learn to "
-    "answer it; see the figures below.",
+    "target": "Rewrites the steps that the draft gets wrong. Many of its training texts end with the self-score "
+    "prompt: `?` after some steps, answered by one digit, 9 for right so far and 0 for wrong; how well it "
+    "answers is in the figures below.",
     "prm": "Process reward model. At the delimiter of each step, class 1 of its head is the probability that the "
     "problem is still on its way to a right answer: all lines so far are right and, for `countdown`, the target can "
     "still be reached.",
