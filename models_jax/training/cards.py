@@ -112,7 +112,8 @@ the texts are traces of the draft and the target ({traces} in all), {corrupt:.0%
 right; all go on after a mistake. The reward is trained at every token of a step, four times as much at its end and
 eight times as much at the token where the text goes wrong, with {weight:g} times the weight of the next token, which
 is trained beside it. For the weights that ship, the second run took its traces from the writer and from the target
-after its own second run; the command takes them from the finished draft and target.
+after its own second run, the third and fourth from the draft and from the target after its own third run; the command
+takes them all from the finished draft and target, so it gives a model like this one and not the same bits.
 """
 
 

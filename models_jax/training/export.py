@@ -109,11 +109,10 @@ def export(model: Decoder, folder: Path, card: str) -> None:
             "model_max_length": model.config.max_position_embeddings,
         },
     )
-    if not model.config.reward_head:
-        _write(
-            folder / "generation_config.json",
-            {"do_sample": False, "eos_token_id": ID[EOS], "pad_token_id": ID[PAD], "max_new_tokens": 200},
-        )
+    _write(
+        folder / "generation_config.json",
+        {"do_sample": False, "eos_token_id": ID[EOS], "pad_token_id": ID[PAD], "max_new_tokens": 200},
+    )
     (folder / "README.md").write_text(card)
 
 

@@ -183,7 +183,8 @@ RECIPES = {
         corrupt_share=0.3,
         decay_share=0.8,
         after="prm_second",
-    ),    "prm": Recipe(
+    ),
+    "prm": Recipe(
         "prm",
         _shape(128, 4, 256, reward=True),
         steps=2000,
