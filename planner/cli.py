@@ -113,7 +113,7 @@ def run(
         if trace is not None:
             trace(event)
 
-    if not as_json:
+    if err.is_terminal:
         err.print("loading the models", style="dim")
     try:
         result = api.run(plan, problems, clock, costs=costs, sink=sink)

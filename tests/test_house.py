@@ -70,7 +70,7 @@ def test_python_example_of_readme_runs_as_written(
     monkeypatch.chdir(ROOT)
     exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
-    assert "3 7 25 4 -> 50 |" in printed
+    assert "6 7 2 9 -> 24 |" in printed
     assert "modelled" in printed
 
 

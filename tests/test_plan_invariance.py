@@ -39,7 +39,7 @@ def shelf() -> Iterator[Shelf]:
 def the_plan(workflow: str, machine: str, kind: str, temperature: float) -> Plan:
     flow = as_workflow(EXAMPLES / f"{workflow}.yaml")
     flow = replace(flow, sampling=Sampling(temperature, seed=5))
-    return plan(flow, machine, kind, options=Options(rounds=3, limit_s=2.0, samples=20))
+    return plan(flow, machine, kind, options=Options(rounds=2, limit_s=1.0, samples=8))
 
 
 def committed(plan: Plan, problems: list[Problem], shelf: Shelf) -> tuple[Steps, list[Event]]:
@@ -113,8 +113,8 @@ def shelf_sequences(shelf: Shelf, role: str):
 
 
 def test_the_order_of_a_plan_reaches_the_devices(shelf: Shelf) -> None:
-    first = the_plan("sums", "1x3090", "overlapped", 0.0)
-    problems = problem_set("sums").generate(3, seed=8)
+    first = the_plan("countdown", "1x3090", "overlapped", 0.0)
+    problems = problem_set("countdown").generate(6, seed=8)
     order = first.priorities["gpu0"]
     refine_first = ("PREFILL@0", "REFINE@0", *(k for k in order if k not in ("PREFILL@0", "REFINE@0")))
     second = replace(first, priorities={"gpu0": refine_first})

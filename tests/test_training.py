@@ -51,7 +51,9 @@ def test_corrupted_derivations_go_on_after_the_wrong_step(name):
     made = [traces.corrupt(traces.draw_problem(name, rng), rng) for _ in range(300)]
     labels = [derivation.labels for derivation in made]
     assert sum(not all(found) for found in labels) > 250
-    assert sum(found.count(False) > 1 for found in labels) > 100
+    # A last line that claims the target is the end; all other mistakes are gone on from.
+    ends = traces.FORCED_SHARE if name == "countdown" else 0.0
+    assert sum(found.count(False) > 1 for found in labels) > 100 * (1 - ends)
     assert all(encode("".join(derivation.steps)) for derivation in made)
 
 
