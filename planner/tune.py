@@ -68,7 +68,7 @@ def tune(plan: Plan, placements: Sequence[Placement], costs: Costs, goal: Goal, 
     improved = True
     while improved:
         improved = False
-        for moves in (_depths, _prefetches, _switches, _orders, _places(placements)):
+        for moves in (_depths, _prefetches, _switches, _orders, _places(placements), _late_prefills):
             for candidate in moves(best):
                 before = value(best)
                 if value(candidate) < (before * WORTH if before < float("inf") else before):
@@ -99,6 +99,13 @@ def _switches(plan: Plan) -> Iterator[Plan]:
 def _orders(plan: Plan) -> Iterator[Plan]:
     for order in Order:
         yield ordered(plan, order)
+
+
+def _late_prefills(plan: Plan) -> Iterator[Plan]:
+    """No role reads the prompt before it is needed: on one device that only delays the first step."""
+    late = {device: tuple(k for k in keys if not k.startswith(Op.PREFILL)) for device, keys in plan.priorities.items()}
+    if late != plan.priorities:
+        yield replace(plan, priorities=late)
 
 
 def _places(placements: Sequence[Placement]) -> Moves:
