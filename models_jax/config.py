@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from planner.checkpoint import model_config
 from planner.errors import UserError
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -77,16 +77,7 @@ class ModelConfig:
     @classmethod
     def from_folder(cls, folder: Path) -> ModelConfig:
         """Read `folder/config.json`."""
-        path = folder / "config.json"
-        try:
-            raw = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise UserError("no config.json", where=str(folder), mend="name a folder in Hugging Face layout") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as bad:
-            raise UserError(f"not valid JSON ({bad})", where=str(path), mend="download the file again") from None
-        if not isinstance(raw, dict):
-            raise UserError("not a JSON object", where=str(path), mend="download the file again")
-        return cls.from_dict(raw, str(path))
+        return cls.from_dict(model_config(folder), str(folder / "config.json"))
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `config.json`, the inverse of `from_dict`."""

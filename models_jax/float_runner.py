@@ -42,7 +42,10 @@ class FloatRunner:
         context = role.numerics.cache_tokens
         self._sequences = Sequences(name, context, self._slots, self.config.vocab_size)
         self._caches: dict[str, Cache] = {}
-        self._stops = self._stop_mask(delimiter, folder)
+        vocab_size = self.config.vocab_size
+        # A reward model writes nothing, so nothing can stop it.
+        no_stops = np.zeros(vocab_size, np.bool_)
+        self._stops = no_stops if self.config.reward_head else self._tokenizer.stop_mask(vocab_size, delimiter)
         c = self.config
         self.info = ModelInfo(
             model_hash=model_hash(folder),
@@ -175,28 +178,7 @@ class FloatRunner:
             )
         if self._name == RoleName.PRM and not config.reward_head:
             raise UserError("the model of role 'prm' has no reward head", where=str(folder), mend="use a reward model")
-        if self._tokenizer.size > config.vocab_size:
-            raise UserError(
-                f"the tokenizer has {self._tokenizer.size} tokens, the model {config.vocab_size}",
-                where=str(folder),
-                mend="use the tokenizer.json that belongs to the model",
-            )
-
-    def _stop_mask(self, delimiter: str, folder: Path) -> np.ndarray:
-        """(vocabulary,) bool: tokens that end a step or the text."""
-        mask = np.zeros(self.config.vocab_size, np.bool_)
-        if self.config.reward_head:
-            return mask
-        stops = self._tokenizer.stop_ids(delimiter)
-        if not stops:
-            raise UserError(
-                f"no token of the vocabulary contains the delimiter {delimiter!r}",
-                where=str(folder),
-                mend="use a delimiter that the model writes as one token",
-            )
-        mask[list(stops)] = True
-        mask[[i for i in self._tokenizer.eos_ids if i < mask.size]] = True
-        return mask
+        self._tokenizer.check_size(config.vocab_size)
 
 
 def _key(key: int) -> np.ndarray:

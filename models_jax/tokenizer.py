@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 
 from models_jax.weight_files import read_json
@@ -17,6 +18,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Read `tokenizer.json`, and the end-of-text ids from `generation_config.json` or `config.json`."""
+        self._folder = folder
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UserError("no tokenizer.json", where=str(folder), mend="copy it from the model")
@@ -45,6 +47,28 @@ class Tokenizer:
         """Ids of all tokens whose text contains `delimiter`: a step ends with the token that completes it."""
         texts = self._fast.decode_batch([[i] for i in range(self._highest() + 1)], skip_special_tokens=False)
         return tuple(i for i, text in enumerate(texts) if delimiter in text)
+
+    def check_size(self, vocab_size: int) -> None:
+        """Raise UserError if the vocabulary has tokens that a model with `vocab_size` rows has not."""
+        if self.size > vocab_size:
+            raise UserError(
+                f"the tokenizer has {self.size} tokens, the model {vocab_size}",
+                where=str(self._folder),
+                mend="use the tokenizer.json that belongs to the model",
+            )
+
+    def stop_mask(self, vocab_size: int, delimiter: str) -> np.ndarray:
+        """(vocab_size,) bool: tokens that end a step or the text. Raises UserError if none ends a step."""
+        stops = self.stop_ids(delimiter)
+        if not stops:
+            raise UserError(
+                f"no token of the vocabulary contains the delimiter {delimiter!r}",
+                where=str(self._folder),
+                mend="use a delimiter that the model writes as one token",
+            )
+        mask = np.zeros(vocab_size, np.bool_)
+        mask[[i for i in (*stops, *self.eos_ids) if i < vocab_size]] = True
+        return mask
 
     def _highest(self) -> int:
         return max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1)

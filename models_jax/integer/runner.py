@@ -33,7 +33,8 @@ class IntegerRunner:
         self._slots = role.numerics.cache_tokens + FEED_ROWS
         self._sequences = Sequences(name, role.numerics.cache_tokens, self._slots, model.shape.vocab_size)
         self._caches: dict[str, Cache] = {}
-        self._stop_mask = stop_mask(self._tokenizer, model.shape.vocab_size, delimiter, folder)
+        self._tokenizer.check_size(model.shape.vocab_size)
+        self._stop_mask = self._tokenizer.stop_mask(model.shape.vocab_size, delimiter)
         self._stops = jax.device_put(self._stop_mask, device)
         self._parameters: Parameters | None = jax.device_put(parameters(model), device)
         self.info = model_info(model, folder, self._tokenizer, role.numerics.cache_tokens)
@@ -129,26 +130,6 @@ def check_context(name: str, role: Role, shape: Shape, folder: Path) -> None:
             where=str(folder),
             mend=f"set it to {shape.context_tokens} or less",
         )
-
-
-def stop_mask(tokenizer: Tokenizer, vocab_size: int, delimiter: str, folder: Path) -> np.ndarray:
-    """(vocabulary,) bool: tokens that end a step or the text."""
-    if tokenizer.size > vocab_size:
-        raise UserError(
-            f"the tokenizer has {tokenizer.size} tokens, the model {vocab_size}",
-            where=str(folder),
-            mend="use the tokenizer.json that belongs to the model",
-        )
-    stops = tokenizer.stop_ids(delimiter)
-    if not stops:
-        raise UserError(
-            f"no token of the vocabulary contains the delimiter {delimiter!r}",
-            where=str(folder),
-            mend="use a delimiter that the model writes as one token",
-        )
-    mask = np.zeros(vocab_size, np.bool_)
-    mask[[i for i in (*stops, *tokenizer.eos_ids) if i < vocab_size]] = True
-    return mask
 
 
 def model_info(model: IntegerModel, folder: Path, tokenizer: Tokenizer, context_tokens: int) -> ModelInfo:
