@@ -19,7 +19,7 @@ from planner.passes import (
     PrefetchRefine,
     run_passes,
 )
-from planner.plan import Plan, Solver
+from planner.plan import Plan, Solver, priorities_of, priority_key
 from planner.presets import PRESETS, costs_label, preset
 from planner.report import Report
 from planner.schedule.cpsat import Progress, solve
@@ -62,6 +62,7 @@ def solved(
     graph = run_passes(lower(workflow, options.rounds), all_passes(options.rounds))
     instance = build(graph, workflow, machine, costs)
     schedule = shift_left(instance, solve(instance, options.limit_s, progress))
+    text = to_text(graph)
     first = Plan(
         name="solved",
         workflow=workflow,
@@ -71,8 +72,8 @@ def solved(
         draft_ahead=_draft_ahead(graph, schedule),
         prefetch_refine=_open(graph, schedule, Op.REFINE) > 0,
         chunk_tokens=CHUNK_TOKENS,
-        priorities={},
-        graph=to_text(graph),
+        priorities=_as_asked(priorities_of(schedule, text)),
+        graph=text,
         timeline=schedule.slots,
         objective_us=schedule.objective_us,
         lower_bound_us=schedule.lower_bound_us,
@@ -83,7 +84,13 @@ def solved(
         batch_verify=True,
         alternatives=_open(graph, schedule, Op.BACKTRACK) > 0,
     )
-    tuned = tune(ordered(first), _good_placements(instance), costs, options.goal, options.samples, CHOICE_SEED)
+
+    def worth(plan: Plan) -> float:
+        return options.goal.value(simulate(plan, costs, options.samples, CHOICE_SEED))
+
+    # CP-SAT's own order of work on each device, or the one by rule where that simulates better.
+    start = min((first, ordered(first)), key=worth)
+    tuned = tune(start, _good_placements(instance), costs, options.goal, options.samples, CHOICE_SEED)
     final = _with_timeline(tuned, costs, options)
     return replace(final, solver=Solver("cp-sat", round(time.monotonic() - began, 3)))
 
@@ -141,6 +148,15 @@ def auto(
     judged = {p.name: simulate(p, costs, options.samples, CHOICE_SEED) for p in candidates}
     best = min(candidates, key=lambda p: options.goal.value(judged[p.name]))
     return replace(best, name="auto"), judged
+
+
+def _as_asked(priorities: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The schedule's order in the words of the runtime: it asks for a backtrack in the round being decided."""
+
+    def asked(key: str) -> str:
+        return priority_key(Op.BACKTRACK, 0) if key.startswith(Op.BACKTRACK) else key
+
+    return {device: tuple(dict.fromkeys(map(asked, keys))) for device, keys in priorities.items()}
 
 
 def _draft_ahead(graph: TaskGraph, schedule: Schedule) -> int:
