@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,10 @@ from planner.presets import PRESETS, preset
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.report import Report, report
-from planner.runtime.engine import Engine, Solved
+from planner.runtime.engine import Engine, Load
 from planner.runtime.process import ProcessWorkers
-from planner.runtime.worker import Shelf, VirtualWorkers, Workers
+from planner.runtime.session import Solved
+from planner.runtime.worker import Shelf, VirtualWorkers, Workers, modelled
 from planner.schedule.cpsat import Progress
 from planner.shape import ModelShape
 from planner.trace import ClockKind, Event, Sink
@@ -73,8 +74,9 @@ def run(
     seed: int | None = None,
     costs: CostTable | str | Path | None = None,
     sink: Sink | None = None,
+    load: Load | None = None,
 ) -> Run:
-    """Run a plan on problems, one after another.
+    """Run a plan on problems: one after another, or as `load` says.
 
     A problem is a `Problem` or a question of the workflow's problem set. On the clock `wall` each device is a
     process of this computer and times are measured; on `virtual` the work runs in this process and times come from
@@ -97,8 +99,16 @@ def run(
 
     with open_workers(plan, ClockKind(clock), costs) as workers:
         engine = Engine(plan, workers, kinds, note)
-        answers = tuple(engine.solve(problem) for problem in asked)
+        answers = in_order(engine.solve_all(asked, load), asked)
     return Run(answers, report(plan, events), tuple(events))
+
+
+def in_order(found: Iterable[Solved], asked: Sequence[Problem]) -> tuple[Solved, ...]:
+    """Results in the order in which the problems were asked."""
+    waiting: dict[str, list[Solved]] = {}
+    for result in found:
+        waiting.setdefault(result.problem.key, []).append(result)
+    return tuple(waiting[problem.key].pop(0) for problem in asked)
 
 
 def as_workflow(workflow: Workflow | str | Path) -> Workflow:
@@ -165,7 +175,7 @@ def open_workers(
             shelf = shelf or stack.enter_context(closing(Shelf()))
             used = dict.fromkeys(plan.placement.values())
             backends = {d: shelf.backend(plan.machine.device(d)) for d in used}
-            workers = VirtualWorkers(plan.machine, costs_of(plan.workflow, plan.machine, costs), backends)
+            workers = VirtualWorkers(modelled(costs_of(plan.workflow, plan.machine, costs)), backends)
         stack.enter_context(closing(workers))
         yield workers
 
@@ -190,6 +200,6 @@ def compare(
             events: list[Event] = []
             with open_workers(made, clock, costs, shelf) as workers:
                 engine = Engine(made, workers, kinds, events.append)
-                answers = tuple(engine.solve(p) for p in problems)
+                answers = in_order(engine.solve_all(problems), problems)
             found[kind] = (made, Run(answers, report(made, events), tuple(events)))
     return found

@@ -40,28 +40,42 @@ class Start:
     """Relative step: 0 is the step after the last committed place."""
     speculative: bool
     """Whether its result may turn out to be of no use."""
+    problem: str = ""
+    """The name of the problem that it is for."""
     also: tuple[Request, ...] = ()
     """Further steps that the same pass of the verifier scores."""
 
 
-def dispatch(
-    plan: Plan, situation: Situation, running: Mapping[str, Request], free: Set[str]
-) -> tuple[dict[str, Start], set[str]]:
-    """What each free device starts, and which devices work on something that is no longer wanted.
+def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) -> dict[str, Start]:
+    """What each device that is free starts.
 
-    A free device takes what is wanted of it in the order of the plan's priorities; speculative work of a kind that
-    the plan does not list for the device is never started.
+    `situations` are those of the problems at hand by name, the oldest first. Work goes in the order of the plan's
+    priorities; among problems what is needed goes before what is speculative, and the older one first. Speculative
+    work of a kind that the plan does not list for the device is never started. What runs and is no longer wanted is
+    not asked for again: it ends with its chunk.
     """
-    wanted = list(wanted_work(plan, situation))
+    crowd = len(situations) > 1
+    found = []
+    for age, (problem, situation) in enumerate(situations.items()):
+        for start in wanted_work(plan, situation):
+            device = plan.placement[start.request.role]
+            rank = _rank(plan, device, start)
+            if not start.speculative or rank < _UNLISTED:
+                key = (crowd and start.speculative, rank, start.speculative, age)
+                found.append((key, device, replace(start, problem=problem)))
+    found.sort(key=lambda item: item[0])
     starts: dict[str, Start] = {}
-    for device in sorted(free):
-        mine = [w for w in wanted if plan.placement[w.request.role] == device]
-        allowed = [w for w in mine if not w.speculative or _rank(plan, device, w) < _UNLISTED]
-        if allowed:
-            first = min(allowed, key=lambda w: (_rank(plan, device, w), w.speculative))
-            starts[device] = _batched(first, allowed) if plan.batch_verify else first
-    asked = {w.request for w in wanted}
-    return starts, {device for device, request in running.items() if request not in asked}
+    left = set(free)
+    for _, device, start in found:
+        members = plan.machine.members(device)
+        if left.issuperset(members):
+            mine = [s for _, d, s in found if d == device and s.problem == start.problem]
+            starts[device] = _batched(start, mine) if plan.batch_verify else start
+            left.difference_update(members)
+        elif not start.speculative:
+            # What is needed of a set of devices keeps those of them that are free until all are.
+            left.difference_update(members)
+    return starts
 
 
 def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:

@@ -127,6 +127,10 @@ class Machine:
         known = [device.name for device in self.devices]
         raise unknown(f"there is no device {name}", name, known, where=f"machine {self.name}")
 
+    def members(self, placement: str) -> tuple[str, ...]:
+        """The devices that a placement stands for."""
+        return tuple(placement.split("+"))
+
     def provides(self, device: str, numerics: Numerics) -> bool:
         """Whether the device computes in this class. Integer arithmetic gives the same bits on any processor."""
         found = self.device(device)

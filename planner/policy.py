@@ -108,6 +108,8 @@ class Status(StrEnum):
     """The writer ended its text without an answer."""
     STEPS = "steps"
     TOKENS = "tokens"
+    DEADLINE = "deadline"
+    """Time was up: the committed steps are the beginning of what the run would have given."""
 
 
 class Event(StrEnum):

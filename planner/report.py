@@ -39,7 +39,9 @@ class Report:
     problems: int
     correct: int
     total_us: int
-    """Time of all problems, one after another."""
+    """The latencies of all problems together."""
+    span_us: int
+    """Time in which any of them was at hand: less than the total if several were at once."""
     mean_us: float
     p50_us: float
     p95_us: float
@@ -55,6 +57,11 @@ class Report:
     acceptance: float | None
     """Share of drafted steps that were accepted; None without drafts that are scored."""
     devices: tuple[DeviceUse, ...]
+
+    @property
+    def problems_per_s(self) -> float:
+        """Throughput."""
+        return 1e6 * self.problems / self.span_us if self.span_us else 0.0
 
     @property
     def energy_mj(self) -> float:
@@ -74,7 +81,12 @@ class Report:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, with what follows from it and the label of its times."""
-        derived = {"energy_mj": self.energy_mj, "waste": self.waste, "utilisation": self.utilisation}
+        derived = {
+            "problems_per_s": self.problems_per_s,
+            "energy_mj": self.energy_mj,
+            "waste": self.waste,
+            "utilisation": self.utilisation,
+        }
         return {**asdict(self), **derived, "label": self.clock.label}
 
 
@@ -84,8 +96,9 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
     starts = [e for e in events if isinstance(e, ProblemStarted)]
     ends = [e for e in events if isinstance(e, ProblemEnded)]
     turns = [e for e in events if isinstance(e, Decided)]
-    # Problems run one after another, the same one perhaps twice; the last may have no end.
-    took = np.array([e.at_us - s.at_us for s, e in zip(starts, ends, strict=False)], dtype=float)
+    arrived = {s.problem: s.arrived_us for s in starts}
+    took = np.array([e.at_us - arrived[e.problem] for e in ends], dtype=float)
+    span = _span_us(events)
     counts = Counter(e.event for e in turns)
     total = int(took.sum())
     scored = [e for e in turns if "draft" in e.scores]
@@ -97,6 +110,7 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
         problems=len(ends),
         correct=sum(bool(e.correct) for e in ends),
         total_us=total,
+        span_us=span,
         mean_us=float(took.mean()) if len(took) else 0.0,
         p50_us=float(np.quantile(took, 0.5)) if len(took) else 0.0,
         p95_us=float(np.quantile(took, 0.95)) if len(took) else 0.0,
@@ -107,20 +121,24 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
         bound_round_us=plan.lower_bound_us,
         turns=dict(sorted(counts.items())),
         acceptance=accepted / len(scored) if scored else None,
-        devices=_devices(plan, events, ends, _span_us(events)),
+        devices=_devices(plan, events, ends, span),
     )
 
 
 def _span_us(events: Sequence[Event]) -> int:
-    """Time that the devices were there: each problem until its end, or until the last work begun for it was over."""
-    total = begun = last = 0
+    """Time that the devices were there: while a problem was at hand, until the last work begun for it was over."""
+    begun, last = {}, {}
     for event in events:
         if isinstance(event, ProblemStarted):
-            begun = last = event.at_us
+            begun[event.problem] = last[event.problem] = event.at_us
         elif isinstance(event, Chunk):
-            last = max(last, event.end_us)
+            last[event.problem] = max(last[event.problem], event.end_us)
         elif isinstance(event, ProblemEnded):
-            total += max(last, event.at_us) - begun
+            last[event.problem] = max(last[event.problem], event.at_us)
+    total = until = 0
+    for problem, start in sorted(begun.items(), key=lambda item: item[1]):
+        total += max(0, last[problem] - max(start, until))
+        until = max(until, last[problem])
     return total
 
 

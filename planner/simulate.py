@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.cost import Costs
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.report import Report, report
 from planner.runtime.backend import ModelInfo, Output, Work
-from planner.runtime.engine import Engine
-from planner.runtime.worker import VirtualWorkers
+from planner.runtime.engine import Engine, Load
+from planner.runtime.worker import VirtualWorkers, modelled
 from planner.trace import Event, Sink
 from planner.workflow import Role, RoleName, Statistics, Workflow
 
@@ -26,7 +28,30 @@ FIRST = 1 << 16
 """Tokens from here on begin a step; they tell who wrote it and carry its luck."""
 
 
-def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0, sink: Sink | None = None) -> Report:
+@dataclass(frozen=True)
+class Demand:
+    """How many problems are at hand at once, and how often new ones arrive."""
+
+    concurrency: int = 1
+    arrivals_per_s: float | None = None
+    """Mean rate of a Poisson stream; None: a new problem begins whenever one ends."""
+
+    def load(self, problems: int, seed: int) -> Load:
+        """The load of so many problems; the arrivals are drawn from the seed."""
+        if self.arrivals_per_s is None:
+            return Load(self.concurrency)
+        gaps = np.random.default_rng(seed).exponential(1e6 / self.arrivals_per_s, problems)
+        return Load(self.concurrency, [int(at) for at in np.cumsum(gaps)])
+
+
+def simulate(
+    plan: Plan,
+    costs: Costs,
+    problems: int = 100,
+    seed: int = 0,
+    sink: Sink | None = None,
+    demand: Demand | None = None,
+) -> Report:
     """What the plan is worth on `problems` problems whose outcomes are drawn from its statistics.
 
     `sink` is called with each event.
@@ -34,7 +59,7 @@ def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0, sink:
     events: list[Event] = []
     plan = replace(plan, workflow=_drawn(plan.workflow, seed))
     backend = SampledBackend(plan.workflow.statistics)
-    workers = VirtualWorkers(plan.machine, costs, dict.fromkeys(plan.placement.values(), backend))
+    workers = VirtualWorkers(modelled(costs), dict.fromkeys(plan.placement.values(), backend))
 
     def note(event: Event) -> None:
         events.append(event)
@@ -42,8 +67,9 @@ def simulate(plan: Plan, costs: Costs, problems: int = 100, seed: int = 0, sink:
             sink(event)
 
     engine = Engine(plan, workers, _SampledProblems(), note)
-    for number in range(problems):
-        engine.solve(Problem("sampled", f"{seed}/{number}", ""))
+    drawn = _SampledProblems().generate(problems, seed)
+    for _ in engine.solve_all(drawn, (demand or Demand()).load(problems, seed)):
+        pass
     return report(plan, events)
 
 

@@ -44,9 +44,11 @@ class ProblemStarted:
     """A problem is begun."""
 
     problem: str
-    """Its key."""
+    """Its name in this trace: its key, and a number where the same problem comes again."""
     question: str
     at_us: int
+    arrived_us: int
+    """When it began to wait; latencies count from here."""
     kind: str = "problem"
 
 

@@ -20,8 +20,9 @@ from planner.policy import Node, Step
 from planner.presets import preset
 from planner.problems.base import Problem
 from planner.runtime.backend import ModelInfo, Output, Work
-from planner.runtime.engine import Engine, Solved
-from planner.runtime.worker import VirtualWorkers
+from planner.runtime.engine import Engine
+from planner.runtime.session import Solved
+from planner.runtime.worker import VirtualWorkers, modelled
 from planner.schedule.instance import Instance
 from planner.shape import ModelShape
 from planner.trace import Event
@@ -372,7 +373,7 @@ def run_letters(
     """Run a plan on the letters, each device with a backend of its own."""
     events: list[Event] = []
     backends = {d.name: make() for d in plan.machine.devices}
-    workers = VirtualWorkers(plan.machine, costs or LinearCosts(), backends)
+    workers = VirtualWorkers(modelled(costs or LinearCosts()), backends)
     problems = Letters()
     engine = Engine(plan, workers, problems, events.append)
     return [engine.solve(problems.parse(q)) for q in questions], events

@@ -1,4 +1,4 @@
-"""Dispatch: what starts and what is cancelled, as a function of plan and situation alone."""
+"""Dispatch: what starts, as a function of plan and situation alone."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_one_role_alone_has_nothing_to_run_ahead(kind: Policy) -> None:
 
 def test_cold_roles_read_the_prompt_where_it_is_listed() -> None:
     cold = Situation(draft(ROOT), ROOT, {}, never, frozenset({DRAFT, PRM, TARGET}))
-    starts, _ = dispatch(plan(prefetch_refine=False), cold, {}, {"a", "b", "c"})
+    starts = dispatch(plan(prefetch_refine=False), {"p": cold}, {"a", "b", "c"})
     assert {d: (s.request.op, s.request.role) for d, s in starts.items()} == {
         "a": (Op.DRAFT, DRAFT),
         "b": (Op.PREFILL, PRM),
         "c": (Op.PREFILL, TARGET),
     }
-    assert dispatch(plan(priorities={}), cold, {}, {"a", "b", "c"})[0].keys() == {"a"}
+    assert dispatch(plan(priorities={}), {"p": cold}, {"a", "b", "c"}).keys() == {"a"}
 
 
 # --- order ---
@@ -128,42 +128,69 @@ def test_the_order_of_the_plan_decides() -> None:
     situation = at(check(ONE), one=step("one"), two=step("two"))
     for first, request in (("VERIFY@0", check(ONE)), ("DRAFT@2", draft(TWO)), ("REFINE@0", REFINE)):
         order = {"a": (first, *EVERYTHING)}
-        starts, _ = dispatch(plan(placement=together, priorities=order), situation, {}, {"a"})
+        starts = dispatch(plan(placement=together, priorities=order), {"p": situation}, {"a"})
         assert starts["a"].request == request
-    starts, _ = dispatch(plan(placement=together, priorities={}), situation, {}, {"a"})
-    assert starts == {"a": Start(check(ONE), 0, False)}
+    starts = dispatch(plan(placement=together, priorities={}), {"p": situation}, {"a"})
+    assert starts == {"a": Start(check(ONE), 0, False, "p")}
 
 
 def test_needed_work_goes_before_speculative_work_of_its_kind() -> None:
     together = dict.fromkeys(APART, "a")
     cold = Situation(Request(Op.PREFILL, ROOT, DRAFT), ROOT, {}, never, frozenset({PRM}))
-    starts, _ = dispatch(plan(placement=together), cold, {}, {"a"})
+    starts = dispatch(plan(placement=together), {"p": cold}, {"a"})
     assert not starts["a"].speculative
 
 
 def test_speculative_work_that_is_not_listed_never_starts() -> None:
     situation = at(check(ONE), one=step("one"), two=step("two"))
     listed = plan(priorities={"a": ("DRAFT@1",), "b": ("VERIFY@0",), "c": ("REFINE@1",)})
-    starts, _ = dispatch(listed, situation, {}, {"a", "b", "c"})
-    assert starts == {"b": Start(check(ONE), 0, False)}
+    starts = dispatch(listed, {"p": situation}, {"a", "b", "c"})
+    assert starts == {"b": Start(check(ONE), 0, False, "p")}
 
 
 def test_only_free_devices_start() -> None:
     situation = at(check(ONE), one=step("one"))
-    running = {"b": check(ONE)}
-    starts, cancelled = dispatch(plan(), situation, running, {"a", "c"})
-    assert set(starts) == {"a", "c"}
-    assert not cancelled
+    assert set(dispatch(plan(), {"p": situation}, {"a", "c"})) == {"a", "c"}
 
 
-def test_what_is_no_longer_wanted_is_cancelled() -> None:
+def test_what_is_no_longer_wanted_is_not_gone_on_with() -> None:
     rejected = Situation(REFINE, ROOT, {draft(ROOT): step("one"), check(ONE): 0.1}, never)
-    starts, cancelled = dispatch(plan(), rejected, {"a": draft(ONE), "c": REFINE}, {"b"})
-    assert not starts
-    assert cancelled == {"a"}
+    assert set(dispatch(plan(), {"p": rejected}, {"a", "b"})) == set()
     accepted = Situation(draft(ONE), ONE, {draft(ROOT): step("one"), check(ONE): 0.9}, never)
-    _, cancelled = dispatch(plan(), accepted, {"a": draft(ONE), "c": REFINE}, {"b"})
-    assert cancelled == {"c"}
+    starts = dispatch(plan(), {"p": accepted}, {"a", "c"})
+    assert {s.request for s in starts.values()} == {draft(ONE), Request(Op.REFINE, ONE, TARGET)}
+
+
+# --- several problems ---
+
+
+def test_what_one_problem_needs_goes_before_what_another_may_need() -> None:
+    ahead = at(check(ONE), one=step("one"))
+    early = Situation(draft(ROOT), ROOT, {}, never)
+    starts = dispatch(plan(prefetch_refine=False), {"old": ahead, "new": early}, {"a"})
+    assert (starts["a"].problem, starts["a"].request) == ("new", draft(ROOT))
+    starts = dispatch(plan(prefetch_refine=False), {"old": ahead}, {"a"})
+    assert (starts["a"].problem, starts["a"].request) == ("old", draft(ONE))
+
+
+def test_of_two_problems_that_need_the_same_device_the_older_goes_first() -> None:
+    early = Situation(draft(ROOT), ROOT, {}, never)
+    assert dispatch(plan(), {"old": early, "new": early}, {"a"})["a"].problem == "old"
+    assert dispatch(plan(), {"new": early, "old": early}, {"a"})["a"].problem == "new"
+
+
+def test_a_verifier_pass_holds_steps_of_one_problem() -> None:
+    situation = at(check(ONE), one=step("one"), two=step("two"))
+    starts = dispatch(plan(batch_verify=True), {"old": situation, "new": situation}, {"b"})
+    assert (starts["b"].problem, starts["b"].also) == ("old", (check(TWO),))
+
+
+def test_a_set_of_devices_waits_for_all_of_them_and_keeps_those_that_are_free() -> None:
+    both = plan(placement={DRAFT: "a", PRM: "b", TARGET: "a+c"}, priorities={"a": EVERYTHING, "a+c": EVERYTHING})
+    refine, other = Situation(REFINE, ROOT, {}, never), Situation(draft(ROOT), ROOT, {}, never)
+    assert set(dispatch(both, {"p": refine}, {"a", "c"})) == {"a+c"}
+    assert not dispatch(both, {"p": refine}, {"a"})
+    assert not dispatch(both, {"p": refine, "q": replace(other, need=check(ONE))}, {"a"})
 
 
 @given(SEEDS)
@@ -176,10 +203,10 @@ def test_dispatch_is_pure_and_keeps_to_the_plan(seed: int) -> None:
     situation = Situation(check(ONE), ROOT, kept, never, frozenset(random.sample(list(APART), random.randint(0, 3))))
     free = {d.name for d in THREE.devices if random.random() < 0.7}
     before = dict(situation.known)
-    starts, cancelled = dispatch(made, situation, {}, free)
-    assert (starts, cancelled) == dispatch(made, situation, {}, free)
+    starts = dispatch(made, {"p": situation}, free)
+    assert starts == dispatch(made, {"p": situation}, free)
     assert situation.known == before
-    assert set(starts) <= free and not cancelled
+    assert set(starts) <= free
     for device, start in starts.items():
         assert made.placement[start.request.role] == device
         assert start.request not in known or start.request not in kept

@@ -114,7 +114,7 @@ def trace() -> list[Event]:
     first, check, again = "DRAFT:draft:p1:0", "VERIFY:prm:a1:0", "REFINE:target:p1:0"
     return [
         RunStarted("0123456789abcdef", "by hand", ClockKind.VIRTUAL),
-        ProblemStarted("p1", 'What is\n3 < 4 & "so on"?', 500),
+        ProblemStarted("p1", 'What is\n3 < 4 & "so on"?', 500, 500),
         chunk("fpga0", "draft", "PREFILL:draft:p1:0", 0, 20, 24),
         chunk("gpu1", "prm", "PREFILL:prm:p1:0", 0, 15, 24, True),
         chunk("fpga0", "draft", first, 20, 65, 8),
@@ -125,7 +125,7 @@ def trace() -> list[Event]:
         chunk("gpu0", "target", again, 160, 240, 4),
         Decided("p1", 240_500, "refined", 1, "target", "3 < 4\nis <true>", {"draft": 0.31}, 0),
         ProblemEnded("p1", 240_500, "answer", "true", True, ("3 < 4",), ("PREFILL:draft:p1:0", first, check, again)),
-        ProblemStarted("p2", "2 + 2", 300_000),
+        ProblemStarted("p2", "2 + 2", 300_000, 300_000),
     ]
 
 
@@ -287,7 +287,7 @@ times = st.integers(0, 10**9)
 @given(st.lists(st.tuples(st.sampled_from("abc"), times, st.integers(0, 10**6), st.text(max_size=4)), max_size=8))
 @settings(max_examples=40, deadline=None)
 def test_perfetto_of_any_chunks_has_no_negative_times(rows):
-    events: list[Event] = [ProblemStarted("p", "q\n<", 5)]
+    events: list[Event] = [ProblemStarted("p", "q\n<", 5, 5)]
     events += [Chunk("p", d, "prm", "VERIFY", 0, name, at, at + n, 1, 0, 0, False) for d, at, n, name in rows]
     assert all(e["ts"] >= 0 and e["dur"] >= 0 for e in slices(export(events, "perfetto")))
     ET.fromstring(export(events, "svg"))

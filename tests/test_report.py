@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -27,7 +28,7 @@ def turn(event: str, **scores: float) -> Decided:
 
 TINY: list[Event] = [
     RunStarted(PLAN.hash, "tiny", ClockKind.VIRTUAL),
-    ProblemStarted("p", "?", 100),
+    ProblemStarted("p", "?", 100, 100),
     chunk("a", "d1", 100, 400),
     chunk("a", "d2", 400, 500),
     chunk("b", "v1", 400, 450),
@@ -78,13 +79,14 @@ def test_work_that_ends_after_the_answer_is_part_of_the_time_of_its_device() -> 
 
 def test_the_same_problem_may_come_twice() -> None:
     again: list[Event] = [
-        ProblemStarted("p", "?", 2000),
-        chunk("a", "d1", 2000, 2100),
-        ProblemEnded("p", 2300, "answer", "3", False, ("x",), ("d1",)),
+        ProblemStarted("p#2", "?", 2000, 1900),
+        replace(chunk("a", "d1", 2000, 2100), problem="p#2"),
+        ProblemEnded("p#2", 2200, "answer", "3", False, ("x",), ("d1",)),
     ]
     found = report(PLAN, TINY + again)
     assert (found.problems, found.correct, found.total_us, found.mean_us) == (2, 1, 1300, 650)
     assert found.stderr_us == pytest.approx(350)
+    assert (found.span_us, found.problems_per_s) == (1200, pytest.approx(2e6 / 1200))
 
 
 @pytest.mark.parametrize("events", [TINY[:1], TINY[:4]], ids=["nothing", "cut off"])

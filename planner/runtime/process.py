@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -36,6 +37,8 @@ class ProcessWorkers:
         self._machine = machine
         self._processes: dict[str, tuple[BaseProcess, Connection]] = {}
         self._running: set[str] = set()
+        self._over: deque[Done] = deque()
+        """Chunks whose end was seen while something else was waited for."""
 
     def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
         """See `Workers`. A device takes its roles in turn, and answers in the same order."""
@@ -56,17 +59,25 @@ class ProcessWorkers:
         self._send(device, ("run", (work,)))
         self._running.add(device)
 
-    def wait(self, timeout_s: float) -> Done:
+    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
         """The first answer of any device."""
+        if self._over:
+            return self._over.popleft()
+        left_s = timeout_s if until_us is None else max(0.0, (until_us - self.now_us()) / 1e6)
         connections = {self._processes[d][1]: d for d in sorted(self._running)}
-        ready = wait(list(connections), timeout_s)
-        if not ready:
-            raise UserError(
-                f"{' and '.join(sorted(self._running))} did not answer within {timeout_s:g} s",
-                where=f"machine {self._machine.name}",
-                mend="run again, or place the roles elsewhere",
-            )
-        device = connections[ready[0]]  # type: ignore[index]
+        ready = wait(list(connections), min(timeout_s, left_s))
+        if ready:
+            return self._finish(connections[ready[0]])  # type: ignore[index]
+        if left_s < timeout_s:
+            return None
+        raise UserError(
+            f"{' and '.join(sorted(self._running))} did not answer within {timeout_s:g} s",
+            where=f"machine {self._machine.name}",
+            mend="run again, or place the roles elsewhere",
+        )
+
+    def _finish(self, device: str) -> Done:
+        """Receive what a device did."""
         self._running.discard(device)
         output, start_us, end_us = self._receive(device)
         return Done(device, output, start_us, end_us)
@@ -88,11 +99,15 @@ class ProcessWorkers:
             connection.close()
             process.close()
         self._running.clear()
+        self._over.clear()
 
     def _call(self, device: str, timeout_s: float, verb: str, *args: Any) -> Any:
-        if device in self._running:
-            raise RuntimeError(f"device {device} was asked to {verb} while it is busy")
         self._send(device, (verb, args))
+        if device in self._running:
+            # It answers in order: first the chunk, which `wait` hands out later.
+            if not self._processes[device][1].poll(timeout_s):
+                raise UserError(f"device {device} did not answer within {timeout_s:g} s", mend="run again")
+            self._over.append(self._finish(device))
         return self._answer(device, timeout_s, verb)
 
     def _answer(self, device: str, timeout_s: float, verb: str) -> Any:

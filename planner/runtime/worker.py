@@ -8,14 +8,14 @@ not here can be rehearsed with the real models.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Protocol
 
 from planner.cost import Costs
 from planner.errors import UserError
-from planner.machine import Device, Machine
+from planner.machine import Device
 from planner.runtime.backend import Backend, ModelInfo, Output, Work
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
@@ -43,19 +43,22 @@ class Workers(Protocol):
         ...
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
-        """Token ids of a text. The device must be free."""
+        """Token ids of a text. A device that is busy answers after its chunk."""
         ...
 
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
-        """Text of token ids. The device must be free."""
+        """Text of token ids. A device that is busy answers after its chunk."""
         ...
 
     def submit(self, device: str, work: Work, delay_us: int) -> None:
         """Give a free device a chunk; what it needs arrives after `delay_us` (virtual clock only)."""
         ...
 
-    def wait(self, timeout_s: float) -> Done:
-        """The next chunk that is over. Raises UserError if none is in time, and whatever the device raised."""
+    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
+        """The next chunk that is over, or None once it is `until_us`, whichever comes first.
+
+        Raises UserError if no chunk is over within `timeout_s`, and whatever the device raised.
+        """
         ...
 
     def now_us(self) -> int:
@@ -98,14 +101,18 @@ class Shelf:
             self._backends.popitem()[1].close()
 
 
+Duration = Callable[[str, Work, Output], int]
+"""What a chunk takes on a device, in microseconds."""
+
+
 class VirtualWorkers:
     """The work really runs, one piece after another; when it ends is what the cost model says."""
 
     clock = ClockKind.VIRTUAL
 
-    def __init__(self, machine: Machine, costs: Costs, backends: Mapping[str, Backend]) -> None:
+    def __init__(self, duration: Duration, backends: Mapping[str, Backend]) -> None:
         """`backends` by device. They are the caller's to close."""
-        self._costs, self._backends = costs, backends
+        self._duration, self._backends = duration, backends
         self._now_us = 0
         self._running: list[tuple[int, str, Done]] = []
 
@@ -125,11 +132,14 @@ class VirtualWorkers:
         """Do the chunk at once and note when it would be over."""
         output = self._backends[device].run(work)
         start = self._now_us + delay_us
-        end = start + self._duration_us(device, work, output)
+        end = start + max(1, self._duration(device, work, output))
         heapq.heappush(self._running, (end, device, Done(device, output, start, end)))
 
-    def wait(self, timeout_s: float) -> Done:
-        """Let time pass up to the end of the next chunk."""
+    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
+        """Let time pass up to the end of the next chunk, or up to `until_us`."""
+        if until_us is not None and (not self._running or self._running[0][0] > until_us):
+            self._now_us = max(self._now_us, until_us)
+            return None
         end, _, done = heapq.heappop(self._running)
         self._now_us = end
         return done
@@ -142,11 +152,16 @@ class VirtualWorkers:
         """Forget what is running."""
         self._running.clear()
 
-    def _duration_us(self, device: str, work: Work, output: Output) -> int:
-        role = RoleName(work.role)
-        total = 0
+
+def modelled(costs: Costs) -> Duration:
+    """The time of a chunk by a cost model."""
+
+    def duration_us(device: str, work: Work, output: Output) -> int:
+        role, total = RoleName(work.role), 0
         if work.feed:
-            total += self._costs.prefill_us(role, device, len(work.feed), work.keep)
+            total += costs.prefill_us(role, device, len(work.feed), work.keep)
         if output.tokens:
-            total += self._costs.decode_us(role, device, len(output.tokens), work.keep + len(work.feed))
-        return max(total, 1)
+            total += costs.decode_us(role, device, len(output.tokens), work.keep + len(work.feed))
+        return total
+
+    return duration_us

@@ -1,0 +1,348 @@
+"""One problem in the engine: its policy, the results so far, and what each cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from planner.dispatch import Situation, Start
+from planner.errors import UserError
+from planner.graph import Op
+from planner.machine import transfer_us
+from planner.plan import Plan
+from planner.policy import (
+    Decision,
+    Node,
+    Outcome,
+    PolicyState,
+    Request,
+    Result,
+    Status,
+    Step,
+    ended,
+    fallback,
+    reason,
+    rounded,
+)
+from planner.problems.base import Problem, ProblemSet
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.schedule.instance import TOKEN_BYTES
+from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted, Sink
+from planner.workflow import RoleName
+
+
+class Host(Protocol):
+    """What a session needs of the engine that it runs in."""
+
+    plan: Plan
+    problems: ProblemSet
+    models: Mapping[RoleName, ModelInfo]
+    sink: Sink
+
+    def encode(self, role: RoleName, text: str) -> tuple[int, ...]:
+        """Token ids of a text for a role."""
+        ...
+
+    def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
+        """Text of a role's token ids."""
+        ...
+
+    def now_us(self) -> int:
+        """The time now."""
+        ...
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What a run gave for one problem."""
+
+    problem: Problem
+    outcome: Outcome
+    steps: tuple[str, ...]
+    """The committed steps as people read them."""
+    answer: str | None
+    correct: bool
+    latency_us: int
+    """From its arrival to its answer."""
+
+
+@dataclass
+class Session:
+    """One problem, from its admission to its end."""
+
+    host: Host
+    problem: Problem
+    label: str
+    """Names the problem in the trace: its key, and a number where the same problem comes again."""
+    slot: str
+    """Names the sequences that its caches are kept in."""
+    arrived_us: int
+    deadline_us: int | None = None
+    known: dict[Request, Result] = field(default_factory=dict)
+    partial: dict[Request, list[int]] = field(default_factory=dict)
+    """Tokens of steps that are begun."""
+    held: dict[RoleName, list[int]] = field(default_factory=dict)
+    """The tokens in each role's cache."""
+    asked: list[Request] = field(default_factory=list)
+    """What the policy asked for, in order: the work that counted."""
+    synced: list[Request] = field(default_factory=list)
+    """SYNC that ran: it follows what the policy waits for, so it counted too."""
+    outcome: Outcome | None = None
+    end_us: int = 0
+
+    def __post_init__(self) -> None:
+        plan, problems = self.host.plan, self.host.problems
+        text = problems.prompt(self.problem)
+        self.prompt = {role: self.host.encode(role, text) for role in plan.roles}
+        self._check_room()
+        self.base = Node(None, None, self.problem.key)
+        self.memory = PolicyState(plan.workflow)
+        self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
+        now = self.host.now_us()
+        self.host.sink(ProblemStarted(self.label, self.problem.question, now, self.arrived_us))
+        self.need = next(self.policy)
+        self.asked.append(self.need)
+
+    # --- decide ---
+
+    def advance(self) -> None:
+        """Send the policy every result that it asks for and that is there."""
+        try:
+            while self.outcome is None and self._settled(self.need):
+                self.need = self.policy.send(self.known[self.need])
+                self.asked.append(self.need)
+        except StopIteration as stop:
+            self.outcome, self.end_us = stop.value, self.host.now_us()
+
+    def expire(self, now_us: int) -> None:
+        """End with what is committed if the deadline is over."""
+        if self.outcome is None and self.deadline_us is not None and now_us >= self.deadline_us:
+            decisions = tuple(self.memory.decisions)
+            self.outcome, self.end_us = Outcome(Status.DEADLINE, None, self.base, decisions), now_us
+
+    def _settled(self, request: Request) -> bool:
+        """Whether the result is there. An alternative is what the target would have written at its place before."""
+        twin = _twin(request)
+        if request not in self.known and twin in self.known:
+            self.known[request] = self.known[twin]
+        return request in self.known
+
+    def _decided(self, decision: Decision) -> None:
+        self.base = decision.node
+        step = decision.node.step
+        assert step is not None, "a decision moves to a step"
+        self.host.sink(
+            Decided(
+                self.label,
+                self.host.now_us(),
+                decision.event.value,
+                decision.node.depth,
+                step.source.value,
+                self.host.problems.readable(step.text),
+                dict(decision.scores),
+                decision.went_back,
+            )
+        )
+
+    # --- dispatch ---
+
+    def situation(self) -> Situation:
+        """Where the problem stands, for `dispatch`."""
+        plan = self.host.plan
+        return Situation(
+            self.need,
+            self.base,
+            self.known,
+            self._ends,
+            {role for role in plan.roles if role not in self.held},
+            fallback(self.memory, self.base) if plan.alternatives else None,
+            tuple(self._streams()) if plan.shadow_sync else (),
+        )
+
+    def work(self, start: Start) -> Work:
+        """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens."""
+        plan, request = self.host.plan, start.request
+        role = request.role
+        last = max((request, *start.also), key=lambda r: r.node.depth)
+        begun = self._begun(request)
+        wanted = [*self._tokens(role, last.node), *begun]
+        held = self.held.setdefault(role, [])
+        keep = _common_prefix(held, wanted)
+        feed = tuple(wanted[keep:])
+        self.held[role] = wanted
+        common = {"role": role.value, "sequence": self.slot, "keep": keep, "feed": feed}
+        if request.op is Op.VERIFY:
+            ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
+            return Work(**common, score=tuple(ends))
+        if request.op is Op.SYNC:
+            self.synced.append(request)
+        if request.op in (Op.PREFILL, Op.SYNC):
+            return Work(**common)
+        sampling = plan.workflow.sampling
+        return Work(
+            **common,
+            max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
+            key=request.sampling_key(sampling.seed),
+            temperature=sampling.temperature,
+        )
+
+    def delay_us(self, device: str, start: Start) -> int:
+        """Until the tokens, and the verdict, that a piece of work depends on have reached its device."""
+        plan, request = self.host.plan, start.request
+        sources = set()
+        if request.node.step is not None:
+            sources.add(plan.placement[request.node.step.source])
+        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and RoleName.PRM in plan.placement:
+            sources.add(plan.placement[RoleName.PRM])
+        if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
+            return 0
+        payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
+        return max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
+
+    def _begun(self, request: Request) -> list[int]:
+        """The tokens of a step that is being written; SYNC reads those of the step that the policy waits for."""
+        if request.op is Op.SYNC:
+            return self._begun(self.need)
+        if request not in self.partial and _twin(request) in self.partial:
+            self.partial[request] = self.partial.pop(_twin(request))
+        return self.partial.get(request, [])
+
+    def _streams(self) -> Iterator[Request]:
+        """SYNC for each role that can read on in the step that the target is writing."""
+        if self.need.op not in (Op.REFINE, Op.BACKTRACK):
+            return
+        begun, models = self._begun(self.need), self.host.models
+        for role in (RoleName.DRAFT, RoleName.PRM):
+            same = role in models and models[role].tokenizer_hash == models[self.need.role].tokenizer_hash
+            if same and self.held.get(role) != [*self._tokens(role, self.need.node), *begun]:
+                yield Request(Op.SYNC, self.need.node, role, len(begun))
+
+    def _step_limit(self, node: Node) -> int:
+        """Most tokens of the step after `node`."""
+        budget = self.host.plan.workflow.budget
+        return min(budget.step_tokens, budget.tokens - sum(len(s.tokens) for s in node.path))
+
+    def _tokens(self, role: RoleName, node: Node) -> list[int]:
+        """The prompt and the steps up to `node` in the tokens of a role."""
+        tokens = list(self.prompt[role])
+        for step in node.path:
+            tokens += self._step_tokens(role, step)
+        return tokens
+
+    def _step_tokens(self, role: RoleName, step: Step) -> tuple[int, ...]:
+        models = self.host.models
+        if models[role].tokenizer_hash == models[step.source].tokenizer_hash:
+            return step.tokens
+        return self.host.encode(role, step.text + self.host.problems.delimiter)
+
+    def _ends(self, node: Node) -> bool:
+        return ended(self.host.plan.workflow, node, self.host.problems.answer) is not None
+
+    # --- commit ---
+
+    def commit(self, start: Start, work: Work, output: Output, device: str) -> None:
+        """Take in a chunk that is over and let the policy go on as far as it can."""
+        request = start.request
+        self.held[request.role] += output.tokens
+        if request.op is Op.VERIFY:
+            requests = (request, *start.also)
+            for asked, score in zip(requests, _scores(output, len(requests), device), strict=True):
+                self.known[asked] = rounded(score)
+        elif request.op not in (Op.PREFILL, Op.SYNC):
+            if not 0 < len(output.tokens) <= work.max_new:
+                asked = f"1 to {work.max_new} were asked for"
+                raise RuntimeError(f"device {device} wrote {len(output.tokens)} tokens where {asked}")
+            self._written(request, output)
+        self.advance()
+
+    def _written(self, request: Request, output: Output) -> None:
+        """Add a chunk to the step that it belongs to; a step that is whole becomes a result."""
+        begun = self.partial.setdefault(request, [])
+        begun += output.tokens
+        if not (output.complete or output.ended or len(begun) >= self._step_limit(request.node)):
+            return
+        text = self.host.decode(request.role, tuple(begun))
+        text, _, _ = text.partition(self.host.problems.delimiter)
+        self.known[request] = Step(text, tuple(self.partial.pop(request)), request.role, output.ended)
+
+    def record(self, start: Start, work: Work, output: Output, device: str, start_us: int, end_us: int) -> None:
+        """Put a chunk that is over into the trace."""
+        request = start.request
+        self.host.sink(
+            Chunk(
+                self.label,
+                device,
+                request.role,
+                request.op,
+                start.round,
+                _name(request),
+                start_us,
+                end_us,
+                len(work.feed),
+                len(output.tokens),
+                work.keep,
+                start.speculative,
+            )
+        )
+
+    def close(self) -> Solved:
+        """Put the end into the trace, once nothing runs for the problem any more, and give its result."""
+        assert self.outcome is not None, "a session closes after its policy"
+        prefill = [Request(Op.PREFILL, Node(None, None, self.problem.key), r) for r in self.prompt]
+        used = [*prefill, *self.synced, *self.asked, *map(_twin, self.asked)]
+        solved = self._solved(self.outcome)
+        self.host.sink(
+            ProblemEnded(
+                self.label,
+                self.end_us,
+                self.outcome.status,
+                solved.answer,
+                solved.correct,
+                solved.steps,
+                tuple(dict.fromkeys(map(_name, used))),
+            )
+        )
+        return solved
+
+    def _solved(self, outcome: Outcome) -> Solved:
+        problems, texts = self.host.problems, [s.text for s in outcome.node.path]
+        steps = tuple(map(problems.readable, texts))
+        correct = problems.grade(self.problem, texts)
+        return Solved(self.problem, outcome, steps, outcome.answer, correct, self.end_us - self.arrived_us)
+
+    def _check_room(self) -> None:
+        budget = self.host.plan.workflow.budget
+        for role, prompt in self.prompt.items():
+            room = self.host.models[role].context_tokens
+            if not prompt:
+                raise UserError("the prompt is empty", where=f"problem {self.problem.key}", mend="write a question")
+            if len(prompt) + budget.tokens > room:
+                raise UserError(
+                    f"prompt and budget need {len(prompt) + budget.tokens} tokens and role {role} holds {room}",
+                    where=f"workflow {self.host.plan.workflow.name}",
+                    mend="raise numerics.cache_tokens or lower budget.tokens",
+                )
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def _scores(output: Output, count: int, device: str) -> tuple[float, ...]:
+    if len(output.scores) != count or not all(0.0 <= score <= 1.0 for score in output.scores):
+        wanted = "one score from 0 to 1 was" if count == 1 else f"{count} scores from 0 to 1 were"
+        raise RuntimeError(f"device {device} answered {output.scores} where {wanted} asked for")
+    return output.scores
+
+
+def _twin(request: Request) -> Request:
+    """The same step by another name: an alternative after an ancestor is what the target would write there first."""
+    return replace(request, op=Op.REFINE) if request.op is Op.BACKTRACK else request
+
+
+def _name(request: Request) -> str:
+    return f"{request.op}:{request.role}:{request.node.key}:{request.attempt}"
