@@ -51,12 +51,16 @@ def plan(
     """Compile a workflow for a machine.
 
     `workflow` and `machine` are objects, files or, for a machine, a name of the catalogue. `kind` is one of
-    `PLAN_NAMES`. `costs` are measured figures that go before the roofline. Raises UserError.
+    `PLAN_NAMES`. `costs` are measured figures that go before the roofline; what they were fitted to also says how
+    often drafts are accepted and how long steps are, in place of the workflow's statistics. Raises UserError.
     """
     if kind not in PLAN_NAMES:
         raise UserError(f"there is no kind of plan {kind!r}", mend=f"use one of {', '.join(PLAN_NAMES)}")
     workflow = as_workflow(workflow)
     machine = as_machine(machine)
+    costs = CostTable.load(costs) if isinstance(costs, str | Path) else costs
+    if costs is not None and costs.statistics is not None:
+        workflow = replace(workflow, statistics=costs.statistics)
     model, hashes = costs_of(workflow, machine, costs), models_of(workflow)
     options = options or Options()
     if kind in PRESETS:

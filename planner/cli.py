@@ -127,7 +127,7 @@ def run(
              "steps": s.steps, "latency_us": s.latency_us}
             for s in result.solved
         ]  # fmt: skip
-        _print_json({"answers": answers, "report": result.report.to_mapping(), "files": list(map(str, left))})
+        show.print_json({"answers": answers, "report": result.report.to_mapping(), "files": list(map(str, left))})
         return
     out.print()
     out.print(show.report_table(plan, result.report))
@@ -157,7 +157,7 @@ def make_plan(
     options = Options(rounds=rounds, limit_s=limit)
     plan = _plan_for(api.as_workflow(workflow), machine, kind, costs, options, quiet=as_json)
     if output is not None:
-        _write(output, plan.to_json())
+        show.write_file(output, plan.to_json())
     if as_json:
         out.print(plan.to_json(), markup=False, highlight=False, soft_wrap=True)
         return
@@ -198,7 +198,7 @@ def compare(
                    "answers": [s.answer for s in r.solved]}
             for name, (p, r) in found.items()
         }  # fmt: skip
-        _print_json(rows)
+        show.print_json(rows)
         return
     out.print(show.compare_table(found))
     steps = [[s.steps for s in r.solved] for _, r in found.values()]
@@ -230,7 +230,7 @@ def evaluate(
             done = lambda policy, n, bar=bar, job=job: bar.update(job, advance=n, description=str(policy))  # noqa: E731
             results.append(evaluate_policies(flow, problems, progress=done))
     if as_json:
-        _print_json([asdict(r) for r in results])
+        show.print_json([asdict(r) for r in results])
         return
     out.print(show.evaluation_table(results))
     for result in results:
@@ -266,7 +266,7 @@ def export_file(
     if output is None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
-    _write(output, text)
+    show.write_file(output, text)
     out.print(f"left {output}", highlight=False)
 
 
@@ -285,7 +285,7 @@ def machines(
     """
     found = [Machine.load(name)] if name else [Machine.load(n) for n in catalogue()]
     if as_json:
-        _print_json([m.to_mapping() for m in found])
+        show.print_json([m.to_mapping() for m in found])
     elif name:
         out.print(show.device_table(found[0]))
     else:
@@ -302,7 +302,7 @@ def doctor(as_json: JsonOption = False) -> None:
     """
     checks = examine()
     if as_json:
-        _print_json([asdict(c) for c in checks])
+        show.print_json([asdict(c) for c in checks])
     else:
         for check in checks:
             mark = (
@@ -402,7 +402,7 @@ def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
         "report.md": show.report_markdown(plan, result),
     }
     for name, text in files.items():
-        _write(folder / name, text)
+        show.write_file(folder / name, text)
     return [folder / name for name in (*files, "trace.jsonl")]
 
 
@@ -411,17 +411,6 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot be made ({error.strerror})", where=str(folder), mend="name another folder") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot be written ({error.strerror})", where=str(path), mend="name another file") from None
-
-
-def _print_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def _bar() -> Progress:

@@ -14,8 +14,10 @@ from planner.cost import CostTable
 from planner.errors import UserError
 from planner.fit import fit_events, fit_steps
 from planner.plan import Plan
+from planner.replay import replay
+from planner.simulate import Demand
 from planner.simulate import simulate as simulate_plan
-from planner.step_trace import read_step_trace
+from planner.step_trace import read_step_trace, warmed
 from planner.trace import read_trace
 from planner.workflow import RoleName
 from planner.yaml_file import to_mapping
@@ -46,10 +48,7 @@ def fit(
         table = fit_events(Plan.load(plan), read_trace(trace), trace.name)
     text = yaml.safe_dump(to_mapping(table), sort_keys=False, allow_unicode=True)
     if output is not None:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"cannot be written ({error.strerror})", where=str(output), mend="name another") from None
+        show.write_file(output, text)
     show.out.print(_fit_table(table))
     if output is not None:
         show.out.print(f"left {output}", highlight=False)
@@ -59,17 +58,41 @@ def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan (JSON).")],
     count: Annotated[int, typer.Option("--problems", "-n", min=1, help="Problems to draw.")] = 200,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the drawn outcomes.")] = 0,
+    trace: Annotated[Path | None, typer.Option(help="Replay a step trace (CSV) instead of drawing outcomes.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems that are worked on at once.")] = 1,
+    arrivals: Annotated[float | None, typer.Option(min=1e-6, help="Problems that arrive a second, on average.")] = None,
     costs: Annotated[Path | None, typer.Option(help="Measured or fitted costs (YAML).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Simulate a plan on outcomes drawn from its workflow's statistics. All figures are modelled.
+    """Simulate a plan, on outcomes drawn from its workflow's statistics or over a step trace. All figures are modelled;
+    in a replay the tasks take the times that the trace holds.
 
-    Example:
+    Examples:
 
       heteroreason simulate plan.json -n 500 --costs costs.yaml
+
+      heteroreason simulate plan.json --concurrency 8 --arrivals 2.5
+
+      heteroreason simulate plan.json --trace steps.csv
     """
     loaded = Plan.load(plan)
-    result = simulate_plan(loaded, api.costs_of(loaded.workflow, loaded.machine, costs), count, seed)
-    show.out.print(show.report_table(loaded, result, graded=False))
+    model = api.costs_of(loaded.workflow, loaded.machine, costs)
+    if trace is not None:
+        if concurrency > 1 or arrivals is not None:
+            raise UserError("a trace is replayed problem by problem", mend="leave out --concurrency and --arrivals")
+        result = replay(loaded, warmed(read_step_trace(trace)), model)
+        shown, extra = result.report, {"serial_us": result.serial_us, "foresight_us": result.foresight_us}
+    else:
+        shown, extra = simulate_plan(loaded, model, count, seed, demand=Demand(concurrency, arrivals)), {}
+    if as_json:
+        show.print_json({**shown.to_mapping(), **extra})
+        return
+    table = show.report_table(loaded, shown, graded=False)
+    if trace is not None:
+        show.add_floor(table, shown.mean_us, extra["serial_us"], extra["foresight_us"])
+    else:
+        show.add_floor(table, shown.mean_us, None, shown.foresight_us)
+    show.out.print(table)
 
 
 def _devices(words: list[str]) -> dict[RoleName, str]:

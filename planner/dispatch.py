@@ -62,15 +62,16 @@ def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) ->
             rank = _rank(plan, device, start)
             if not start.speculative or rank < _UNLISTED:
                 key = (crowd and start.speculative, rank, start.speculative, age)
-                found.append((key, device, replace(start, problem=problem)))
+                found.append((key, device, problem, start))
     found.sort(key=lambda item: item[0])
     starts: dict[str, Start] = {}
     left = set(free)
-    for _, device, start in found:
+    for _, device, problem, start in found:
         members = plan.machine.members(device)
         if left.issuperset(members):
-            mine = [s for _, d, s in found if d == device and s.problem == start.problem]
-            starts[device] = _batched(start, mine) if plan.batch_verify else start
+            mine = [s for _, d, p, s in found if (d, p) == (device, problem)]
+            chosen = _batched(start, mine) if plan.batch_verify else start
+            starts[device] = replace(chosen, problem=problem)
             left.difference_update(members)
         elif not start.speculative:
             # What is needed of a set of devices keeps those of them that are free until all are.

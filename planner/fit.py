@@ -7,8 +7,10 @@ other strays out of it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from scipy.optimize import nnls
@@ -99,6 +101,10 @@ def step_statistics(rows: Sequence[StepRow]) -> Statistics:
         draft_step_tokens=max(1, round(drafted)),
         target_step_tokens=max(1, round(written or drafted)),
         steps=max(1, round(len(rows) / len(problems))),
+        draft_step_spread=_spread([r.draft_out for r in rows if r.draft_calls == 1]),
+        target_step_spread=_spread([r.target_out for r in refined if r.target_calls == 1]),
+        steps_spread=_spread([len(p) for p in problems.values()], 0.0),
+        persistence=_persistence([[r.accepted for r in p] for p in problems.values()]),
     )
 
 
@@ -108,23 +114,52 @@ def event_statistics(plan: Plan, events: Sequence[Event]) -> Statistics:
     turns = [e for e in events if isinstance(e, Decided)]
     ends = [e for e in events if isinstance(e, ProblemEnded)]
     scored = [t for t in turns if "refined" in t.scores]
+    verdicts: dict[str, list[bool]] = {}
+    for turn in turns:
+        if "draft" in turn.scores:
+            verdicts.setdefault(turn.problem, []).append(turn.event == Turn.ACCEPTED)
     weak = sum(t.event in (Turn.KEPT_WEAK, Turn.BACKTRACKED) for t in scored)
     accept = report(plan, events).acceptance
+    drafted, written = _step_lengths(events, RoleName.DRAFT), _step_lengths(events, RoleName.TARGET)
     return replace(
         old,
         accept=old.accept if accept is None else accept,
         accept_refined=1 - weak / len(scored) if scored else old.accept_refined,
-        draft_step_tokens=_mean_step(events, RoleName.DRAFT, old.draft_step_tokens),
-        target_step_tokens=_mean_step(events, RoleName.TARGET, old.target_step_tokens),
+        draft_step_tokens=max(1, round(np.mean(drafted))) if drafted else old.draft_step_tokens,
+        target_step_tokens=max(1, round(np.mean(written))) if written else old.target_step_tokens,
         steps=max(1, round(len(turns) / len(ends))) if ends else old.steps,
+        draft_step_spread=_spread(drafted, old.draft_step_spread),
+        target_step_spread=_spread(written, old.target_step_spread),
+        steps_spread=_spread([len(e.steps) for e in ends], old.steps_spread),
+        persistence=_persistence(list(verdicts.values())),
     )
 
 
-def _mean_step(events: Sequence[Event], role: RoleName, otherwise: int) -> int:
+def _step_lengths(events: Sequence[Event], role: RoleName) -> list[int]:
+    """Tokens of each step that a role wrote and that counted."""
     used = {(e.problem, name) for e in events if isinstance(e, ProblemEnded) for name in e.used}
-    chunks = [c for c in events if isinstance(c, Chunk) and c.role == role and (c.problem, c.request) in used]
-    steps = {(c.problem, c.request) for c in chunks if c.tokens_out}
-    return max(1, round(sum(c.tokens_out for c in chunks) / len(steps))) if steps else otherwise
+    lengths: Counter[tuple[str, str]] = Counter()
+    for c in events:
+        if isinstance(c, Chunk) and c.role == role and c.tokens_out and (c.problem, c.request) in used:
+            lengths[c.problem, c.request] += c.tokens_out
+    return list(lengths.values())
+
+
+def _persistence(verdicts: Sequence[Sequence[bool]]) -> float:
+    """Share of accepted drafts after an accepted one, minus the share after one that was not; 0 where either is
+    unknown."""
+    after: dict[bool, list[bool]] = {True: [], False: []}
+    for problem in verdicts:
+        for before, verdict in pairwise(problem):
+            after[before].append(verdict)
+    if not all(after.values()):
+        return 0.0
+    return round(max(0.0, float(np.mean(after[True]) - np.mean(after[False]))), 3)
+
+
+def _spread(lengths: Sequence[int], otherwise: float = Statistics.draft_step_spread) -> float:
+    """Standard deviation over mean."""
+    return round(float(np.std(lengths, ddof=1) / np.mean(lengths)), 3) if len(lengths) > 1 else otherwise
 
 
 def _table(observed: Sequence[Observed], statistics: Statistics, source: str) -> CostTable:

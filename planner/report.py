@@ -25,8 +25,17 @@ class DeviceUse:
     """Part of `busy_us` spent on what was not used."""
     utilisation: float
     """busy_us over the time of all problems, what is left to finish after an answer included."""
-    energy_mj: float
-    """Active power while busy, idle power else."""
+    active_mj: float
+    """Active power while busy."""
+    wasted_mj: float
+    """Part of `active_mj` spent on what was not used."""
+    idle_mj: float
+    """Idle power for the rest of the time."""
+
+    @property
+    def energy_mj(self) -> float:
+        """Active and idle."""
+        return self.active_mj + self.idle_mj
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,9 @@ class Report:
     p50_us: float
     p95_us: float
     stderr_us: float
+    foresight_us: float
+    """Mean time of a problem under perfect foresight, by the times of this run: only the steps that were committed are
+    written, and none is verified. No plan with this placement is faster."""
     rounds: int
     mean_round_us: float
     planned_round_us: float
@@ -87,7 +99,8 @@ class Report:
             "waste": self.waste,
             "utilisation": self.utilisation,
         }
-        return {**asdict(self), **derived, "label": self.clock.label}
+        devices = [{**asdict(d), "energy_mj": d.energy_mj} for d in self.devices]
+        return {**asdict(self), **derived, "devices": devices, "label": self.clock.label}
 
 
 def report(plan: Plan, events: Sequence[Event]) -> Report:
@@ -97,24 +110,20 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
     ends = [e for e in events if isinstance(e, ProblemEnded)]
     turns = [e for e in events if isinstance(e, Decided)]
     arrived = {s.problem: s.arrived_us for s in starts}
-    took = np.array([e.at_us - arrived[e.problem] for e in ends], dtype=float)
+    took = [e.at_us - arrived[e.problem] for e in ends]
     span = _span_us(events)
     counts = Counter(e.event for e in turns)
-    total = int(took.sum())
+    total = sum(took)
     scored = [e for e in turns if "draft" in e.scores]
     accepted = sum(e.event == Turn.ACCEPTED for e in scored)
     return Report(
         plan=plan.hash,
         plan_name=plan.name,
         clock=head.clock,
-        problems=len(ends),
         correct=sum(bool(e.correct) for e in ends),
-        total_us=total,
         span_us=span,
-        mean_us=float(took.mean()) if len(took) else 0.0,
-        p50_us=float(np.quantile(took, 0.5)) if len(took) else 0.0,
-        p95_us=float(np.quantile(took, 0.95)) if len(took) else 0.0,
-        stderr_us=float(took.std(ddof=1) / np.sqrt(len(took))) if len(took) > 1 else 0.0,
+        **latencies(took),
+        foresight_us=_foresight_us(events, ends),
         rounds=len(turns),
         mean_round_us=total / len(turns) if turns else 0.0,
         planned_round_us=plan.objective_us,
@@ -123,6 +132,27 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
         acceptance=accepted / len(scored) if scored else None,
         devices=_devices(plan, events, ends, span),
     )
+
+
+def latencies(took_us: Sequence[float]) -> dict[str, Any]:
+    """The fields of a report that tell how long each problem took."""
+    took = np.asarray(took_us, dtype=float)
+    some, several = len(took) > 0, len(took) > 1
+    return {
+        "problems": len(took),
+        "total_us": int(took.sum()),
+        "mean_us": float(took.mean()) if some else 0.0,
+        "p50_us": float(np.quantile(took, 0.5)) if some else 0.0,
+        "p95_us": float(np.quantile(took, 0.95)) if some else 0.0,
+        "stderr_us": float(took.std(ddof=1) / np.sqrt(len(took))) if several else 0.0,
+    }
+
+
+def _foresight_us(events: Sequence[Event], ends: Sequence[ProblemEnded]) -> float:
+    """Mean time that a problem's committed steps took to write."""
+    path = {(e.problem, name) for e in ends for name in e.path}
+    chunks = [e for e in events if isinstance(e, Chunk) and e.tokens_out and (e.problem, e.request) in path]
+    return sum(c.end_us - c.start_us for c in chunks) / len(ends) if ends else 0.0
 
 
 def _span_us(events: Sequence[Event]) -> int:
@@ -150,6 +180,7 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span
         busy = sum(c.end_us - c.start_us for c in chunks)
         lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
         device = plan.machine.device(name)
-        energy = active_mj(device, busy) + idle_mj(device, max(0, span_us - busy))
-        rows.append(DeviceUse(name, busy, lost, busy / span_us if span_us else 0.0, energy))
+        idle = idle_mj(device, max(0, span_us - busy))
+        share = busy / span_us if span_us else 0.0
+        rows.append(DeviceUse(name, busy, lost, share, active_mj(device, busy), active_mj(device, lost), idle))
     return tuple(rows)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from planner.api import Run
+from planner.errors import UserError
 from planner.evaluate import Evaluation
 from planner.machine import Machine
 from planner.plan import Plan
@@ -85,7 +90,31 @@ def report_table(plan: Plan, report: Report, graded: bool = True) -> Table:
         lost = use.wasted_us / use.busy_us if use.busy_us else 0.0
         shown.add_row(f"{use.device} busy", "", f"{use.utilisation:.0%} of the time, {lost:.0%} of it wasted")
     shown.add_row("energy a problem, modelled", "", joule(report.energy_mj / max(1, report.problems)))
+    for use in report.devices:
+        parts = [joule(mj / max(1, report.problems)) for mj in (use.active_mj, use.wasted_mj, use.idle_mj)]
+        shown.add_row(f"  {use.device}", "", "active {}, of it wasted {}, idle {}".format(*parts))
+    shown.add_row("problems a second", "", f"{report.problems_per_s:.3g}")
     return shown
+
+
+def add_floor(shown: Table, mean_us: float, serial_us: float | None, foresight_us: float) -> None:
+    """Rows that say where a simulated plan stands between one task after another and perfect foresight."""
+    if serial_us is not None:
+        shown.add_row("one task after another", "", f"{ms(serial_us)}, {serial_us / mean_us:.3f} of this")
+    shown.add_row("perfect foresight", "", f"{ms(foresight_us)}, {foresight_us / mean_us:.3f} of this")
+
+
+def print_json(data: Any) -> None:
+    """Print JSON to the standard output."""
+    sys.stdout.write(json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file. Raises UserError if that cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", where=str(path), mend="name another file") from None
 
 
 def compare_table(found: Mapping[str, tuple[Plan, Run]]) -> Table:

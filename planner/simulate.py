@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import exp, log1p, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -24,8 +26,14 @@ from planner.workflow import Role, RoleName, Statistics, Workflow
 
 DELIMITER = 1
 FILLER = 2
+LONGEST = 8
+"""No step is longer than so many times the mean."""
+STANDARD_NORMAL = NormalDist()
+STEPS = 16
+"""A prompt begins with this and the number of the problem's steps."""
 FIRST = 1 << 16
-"""Tokens from here on begin a step; they tell who wrote it and carry its luck."""
+"""Tokens from here on begin a step; they tell who wrote it, whether it is the last, and carry its luck."""
+DRAFTED, LAST = 1, 2
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,8 @@ def simulate(
 
 def _drawn(workflow: Workflow, seed: int) -> Workflow:
     """The workflow with the budgets and the thresholds that the drawn problems need."""
-    longest = 2 * max(workflow.statistics.draft_step_tokens, workflow.statistics.target_step_tokens)
-    steps = workflow.statistics.steps
+    longest = LONGEST * max(workflow.statistics.draft_step_tokens, workflow.statistics.target_step_tokens)
+    steps = LONGEST * workflow.statistics.steps
     budget = replace(workflow.budget, steps=steps, tokens=longest * (steps + 1), step_tokens=longest)
     # Drawn scores are 0 and 1, which no threshold of 0 could tell apart.
     policy = replace(workflow.policy, accept=0.5, accept_refined=0.5)
@@ -84,7 +92,7 @@ def _drawn(workflow: Workflow, seed: int) -> Workflow:
 
 
 class _SampledProblems:
-    """Problems that are nothing but a number; they end after the mean number of steps."""
+    """Problems that are nothing but a number; they end after a drawn number of steps."""
 
     name = "sampled"
     delimiter = "\n"
@@ -102,7 +110,7 @@ class _SampledProblems:
         return step
 
     def answer(self, step: str) -> str | None:
-        return None
+        return step if int(step) >= FIRST and int(step) & LAST else None
 
     def grade(self, problem: Problem, steps: Sequence[str]) -> bool:
         return False
@@ -121,8 +129,10 @@ class SampledBackend:
         return ModelInfo("sampled", "sampled", 0, 0, 1 << 40)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
-        """A prompt of the expected length, whatever the text."""
-        return (FILLER,) * (self._statistics.prompt_tokens - 1) + (DELIMITER,)
+        """A prompt of the expected length; its first token says how many steps the problem has."""
+        stats = self._statistics
+        steps = _drawn_length(stats.steps, stats.steps_spread, f"steps/{text}", 0)
+        return (STEPS + steps, *(FILLER,) * (stats.prompt_tokens - 2), DELIMITER)
 
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """The first token is the step's text."""
@@ -137,7 +147,7 @@ class SampledBackend:
         if work.score:
             return Output(scores=tuple(self._score(held[: at + 1]) for at in work.score))
         begun = _length_of_last_step(held)
-        written = self._step(work)[begun : begun + work.max_new] if work.max_new else ()
+        written = self._step(work, held)[begun : begun + work.max_new] if work.max_new else ()
         held += written
         return Output(written, complete=bool(written) and written[-1] == DELIMITER)
 
@@ -152,19 +162,26 @@ class SampledBackend:
         """Forget all."""
         self._sequences.clear()
 
-    def _step(self, work: Work) -> tuple[int, ...]:
-        """The whole step of a key: between half and one and a half times the mean length."""
-        drafted = work.role == RoleName.DRAFT
-        mean = self._statistics.draft_step_tokens if drafted else self._statistics.target_step_tokens
-        length = max(2, round(mean * (0.5 + _uniform("length", work.key))))
-        first = FIRST + 2 * int(_uniform("first", work.key) * FIRST * FIRST) + drafted
+    def _step(self, work: Work, held: list[int]) -> tuple[int, ...]:
+        """The whole step of a key."""
+        drafted, stats = work.role == RoleName.DRAFT, self._statistics
+        mean = stats.draft_step_tokens if drafted else stats.target_step_tokens
+        spread = stats.draft_step_spread if drafted else stats.target_step_spread
+        length = max(2, _drawn_length(mean, spread, "length", work.key))
+        last = held.count(DELIMITER) >= held[0] - STEPS
+        luck = int(_uniform("first", work.key) * FIRST * FIRST)
+        first = FIRST + 4 * luck + LAST * last + drafted
         return (first, *(FILLER,) * (length - 2), DELIMITER)
 
     def _score(self, tokens: list[int]) -> float:
         """1 or 0 for the last step."""
-        first = next(t for t in reversed(tokens) if t >= FIRST)
-        share = self._statistics.accept if first % 2 else self._statistics.accept_refined
-        return float(_uniform("verdict", first) < share)
+        steps = [t for t in tokens if t >= FIRST]
+        last, before = steps[-1], steps[-2] if len(steps) > 1 else None
+        if last & DRAFTED:
+            share = self._statistics.accept_after(None if before is None else bool(before & DRAFTED))
+        else:
+            share = self._statistics.accept_refined
+        return float(_uniform("verdict", last) < share)
 
 
 def _length_of_last_step(tokens: list[int]) -> int:
@@ -175,6 +192,13 @@ def _length_of_last_step(tokens: list[int]) -> int:
     return len(tokens)
 
 
+def _drawn_length(mean: int, spread: float, what: str, number: int) -> int:
+    """A whole number with a log-normal distribution, from 1 to LONGEST times the mean."""
+    sigma = sqrt(log1p(spread**2))
+    factor = exp(sigma * STANDARD_NORMAL.inv_cdf(_uniform(what, number)) - sigma**2 / 2)
+    return min(max(1, round(mean * factor)), LONGEST * mean)
+
+
 def _uniform(what: str, number: int) -> float:
     digest = hashlib.blake2b(f"{what}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return (int.from_bytes(digest, "big") + 0.5) / 2**64

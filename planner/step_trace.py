@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 
 from planner.errors import UserError
+
+COLD = 20.0
+"""A first row that took so many times the usual was a cold start."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,18 @@ def read_step_trace(path: str | Path) -> list[StepRow]:
     if not rows:
         raise UserError("has no rows", where=where, mend="name a trace with at least one step")
     return rows
+
+
+def warmed(rows: Sequence[StepRow]) -> list[StepRow]:
+    """The rows with the cold starts taken out of the first: a role that took far longer there than it mostly does
+    counts with what it mostly takes."""
+    first = rows[0]
+    changes = {}
+    for role in ("draft_ms", "prm_ms", "target_ms"):
+        usual = median(getattr(r, role) for r in rows[1:]) if len(rows) > 1 else getattr(first, role)
+        if usual > 0 and getattr(first, role) > COLD * usual:
+            changes[role] = usual
+    return [replace(first, **changes), *rows[1:]]
 
 
 def by_problem(rows: Sequence[StepRow]) -> dict[str, list[StepRow]]:

@@ -105,6 +105,8 @@ class ProblemEnded:
     """The committed steps as people read them."""
     used: tuple[str, ...]
     """The requests whose results counted; the chunks of all others were wasted."""
+    path: tuple[str, ...] = ()
+    """Those of them that wrote the committed steps."""
     kind: str = "end"
 
 

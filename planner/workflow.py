@@ -110,6 +110,20 @@ class Statistics:
     draft_step_tokens: int = 20
     target_step_tokens: int = 20
     steps: int = 4
+    draft_step_spread: float = 0.3
+    """How much lengths of drafted steps differ: their standard deviation over their mean."""
+    target_step_spread: float = 0.3
+    steps_spread: float = 0.0
+    """The same for the steps of a problem."""
+    persistence: float = 0.0
+    """How much rather a draft is accepted after an accepted step than after a refined one: the difference of the two
+    shares. Hard stretches of a problem come together."""
+
+    def accept_after(self, accepted: bool | None) -> float:
+        """Share of drafts that are accepted after a step that was accepted, or refined; None: the first step."""
+        if accepted is None:
+            return self.accept
+        return self.accept + self.persistence * (1 - self.accept if accepted else -self.accept)
 
 
 @dataclass(frozen=True)
@@ -180,6 +194,10 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
     yield from _share("statistics", statistics, "accept", "accept_refined")
     lengths = ("prompt_tokens", "draft_step_tokens", "target_step_tokens", "steps")
     yield from _whole("statistics", statistics, 1, LARGEST, *lengths)
+    yield from _share("statistics", statistics, "persistence")
+    for name in ("draft_step_spread", "target_step_spread", "steps_spread"):
+        value = getattr(statistics, name)
+        yield f"statistics.{name}", value, 0 <= value <= 5, "use a number from 0 to 5"
 
 
 def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:

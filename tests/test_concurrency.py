@@ -108,10 +108,10 @@ def test_a_deadline_leaves_what_backtracking_had_committed() -> None:
 
 
 def test_more_problems_at_once_are_done_in_less_time() -> None:
-    plan = quick_plan(FLOW, "overlapped", placement=APART)
+    plan = quick_plan(FLOW, "serial", placement=APART)
     one = simulate(plan, COSTS, 40, 3)
     eight = simulate(plan, COSTS, 40, 3, demand=Demand(8))
-    assert eight.span_us < 0.8 * one.span_us
+    assert eight.span_us < 0.7 * one.span_us
     assert eight.problems_per_s > one.problems_per_s
     assert eight.mean_us > one.mean_us
     assert eight.turns == one.turns

@@ -88,6 +88,8 @@ class Session:
     """What the policy asked for, in order: the work that counted."""
     synced: list[Request] = field(default_factory=list)
     """SYNC that ran: it follows what the policy waits for, so it counted too."""
+    writers: dict[str, Request] = field(default_factory=dict)
+    """Key of a committed place -> the request that wrote the step there."""
     outcome: Outcome | None = None
     end_us: int = 0
 
@@ -132,6 +134,8 @@ class Session:
         self.base = decision.node
         step = decision.node.step
         assert step is not None, "a decision moves to a step"
+        wrote = (r for r in reversed(self.asked) if (r.node, r.role) == (self.base.parent, step.source))
+        self.writers[self.base.key] = next(wrote)
         self.host.sink(
             Decided(
                 self.label,
@@ -291,6 +295,7 @@ class Session:
         assert self.outcome is not None, "a session closes after its policy"
         prefill = [Request(Op.PREFILL, Node(None, None, self.problem.key), r) for r in self.prompt]
         used = [*prefill, *self.synced, *self.asked, *map(_twin, self.asked)]
+        path = [self.writers[node.key] for node in self.outcome.node.lineage() if node.step is not None]
         solved = self._solved(self.outcome)
         self.host.sink(
             ProblemEnded(
@@ -301,6 +306,7 @@ class Session:
                 solved.correct,
                 solved.steps,
                 tuple(dict.fromkeys(map(_name, used))),
+                tuple(dict.fromkeys(map(_name, [*path, *map(_twin, path)]))),
             )
         )
         return solved
@@ -326,10 +332,14 @@ class Session:
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
+    """How many tokens two lists begin alike; by bisection, for lists compare fast."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def _scores(output: Output, count: int, device: str) -> tuple[float, ...]:
