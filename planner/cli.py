@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planner import api, cli_costs, show
+from planner import api, cli_costs, cli_sweep, show
 from planner.choose import Options
 from planner.cost import CostTable
 from planner.doctor import examine
@@ -31,7 +30,7 @@ from planner.plan import Plan
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.problems.jsonl import read_jsonl
-from planner.show import out
+from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile, read_trace
 from planner.workflow import Policy, Workflow
 
@@ -42,7 +41,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-err = Console(stderr=True)
 
 
 class Kind(StrEnum):
@@ -52,6 +50,7 @@ class Kind(StrEnum):
     SOLVED = "solved"
     SERIAL = "serial"
     OVERLAPPED = "overlapped"
+    HETEROREASON = "heteroreason"
 
 
 UsageError = typer.BadParameter.__mro__[1]
@@ -316,6 +315,7 @@ def doctor(as_json: JsonOption = False) -> None:
 
 app.command()(cli_costs.simulate)
 app.command()(cli_costs.fit)
+app.command("sweep")(cli_sweep.run_sweep)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,13 +25,16 @@ class Preset:
     draft_ahead: int
     prefetch_refine: bool
     passes: tuple[Pass, ...]
+    shadow_sync: bool = False
 
 
 PRESETS: Mapping[str, Preset] = {
     "serial": Preset("serial", 0, False, (OneAtATime(),)),
     "overlapped": Preset("overlapped", 1, True, (DraftAhead(1), PrefetchRefine())),
+    "heteroreason": Preset("heteroreason", 1, True, (DraftAhead(1), PrefetchRefine()), shadow_sync=True),
 }
-"""`serial` runs one task at a time; `overlapped` drafts one step ahead and prefetches the target's step."""
+"""`serial` runs one task at a time; `overlapped` drafts one step ahead and prefetches the target's step; `heteroreason`
+is the schedule published in arXiv 2609.28717: the same, and the draft's cache follows the target's step meanwhile."""
 
 
 def preset(
@@ -61,6 +64,7 @@ def preset(
         status="heuristic",
         cost_source=costs_label(costs, placement),
         solver=Solver(name),
+        shadow_sync=chosen.shadow_sync,
     )
 
 
@@ -89,6 +93,7 @@ def _priorities(chosen: Preset, schedule: Schedule) -> dict[str, tuple[str, ...]
     kinds: list[tuple[Op, int, RoleName]] = [(Op.PREFILL, 0, role) for role in schedule.placement]
     kinds += [(Op.BACKTRACK, 0, RoleName.TARGET), (Op.VERIFY, 0, RoleName.PRM), (Op.DRAFT, 0, RoleName.DRAFT)]
     kinds += [(Op.REFINE, 0, RoleName.TARGET)] if chosen.prefetch_refine else []
+    kinds += [(Op.SYNC, 0, RoleName.DRAFT), (Op.SYNC, 0, RoleName.PRM)] if chosen.shadow_sync else []
     for ahead in range(1, chosen.draft_ahead + 1):
         kinds += [(Op.VERIFY, ahead, RoleName.PRM), (Op.DRAFT, ahead, RoleName.DRAFT)]
     devices = sorted(set(schedule.placement.values()))

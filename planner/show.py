@@ -21,6 +21,7 @@ from planner.policy import Event as Turn
 from planner.report import Report
 from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
 
+err = Console(stderr=True)
 out = Console()
 """Where results are printed; progress and errors go to the error stream."""
 
