@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from planner.dispatch import Situation, Start, dispatch
 from planner.errors import UserError
@@ -22,13 +23,14 @@ from planner.policy import (
     fallback,
     reason,
     rounded,
+    temperature,
 )
 from planner.problems.base import Problem, ProblemSet
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.worker import Done, Workers
 from planner.schedule.instance import TOKEN_BYTES
 from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted, RunStarted, Sink
-from planner.workflow import RoleName
+from planner.workflow import VERIFIER, RoleName, SelfScore
 
 CHUNK_TIMEOUT_S = 120.0
 """Longest wait for a chunk."""
@@ -98,14 +100,22 @@ class _Session:
         plan, problems = self.engine.plan, self.engine.problems
         prompt = problems.prompt(self.problem)
         self.prompt = {r: self.engine.workers.encode(plan.placement[r], r, prompt) for r in plan.roles}
+        self.score_prompt = self._score_prompt()
         self._check_room()
         self.base = Node(None, None, self.problem.key)
-        self.memory = PolicyState(plan.workflow)
+        self.memory = PolicyState(plan.workflow, self.base)
         self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
         self.start_us = self.engine.workers.now_us()
         self.engine.sink(ProblemStarted(self.problem.key, self.problem.question, self.start_us))
         self.need = next(self.policy)
         self.asked.append(self.need)
+
+    def _score_prompt(self) -> tuple[int, ...]:
+        """The tokens that ask the target for a digit, with the policy that has it score."""
+        plan, role = self.engine.plan, RoleName.TARGET
+        if VERIFIER.get(plan.workflow.policy.kind) is not role:
+            return ()
+        return self.engine.workers.encode(plan.placement[role], role, plan.workflow.policy.score_prompt)
 
     # --- decide ---
 
@@ -114,6 +124,7 @@ class _Session:
         try:
             while self._settled(self.need):
                 self.need = self.policy.send(self.known[self.need])
+                self.base = self.memory.place
                 self.asked.append(self.need)
         except StopIteration as stop:
             self.outcome, self.end_us = stop.value, self.engine.workers.now_us()
@@ -180,7 +191,7 @@ class _Session:
         common = {"role": role.value, "sequence": "0", "keep": keep, "feed": feed}
         if request.op is Op.VERIFY:
             ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
-            return Work(**common, score=tuple(ends))
+            return Work(**common, score=tuple(ends), **self._question(role))
         if request.op in (Op.PREFILL, Op.SYNC):
             return Work(**common)
         sampling = plan.workflow.sampling
@@ -188,8 +199,17 @@ class _Session:
             **common,
             max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
             key=request.sampling_key(sampling.seed),
-            temperature=sampling.temperature,
+            temperature=temperature(plan.workflow, request),
         )
+
+    def _question(self, role: RoleName) -> dict[str, Any]:
+        """What a role that writes, too, is asked for when it scores; a reward model is asked nothing."""
+        if role is RoleName.PRM:
+            return {}
+        return {
+            "ask": self.score_prompt,
+            "expectation": self.engine.plan.workflow.policy.self_score is SelfScore.EXPECTATION,
+        }
 
     def _begun(self, request: Request) -> list[int]:
         """The tokens of a step that is being written; SYNC reads those of the step that the policy waits for."""
@@ -234,8 +254,9 @@ class _Session:
         sources = set()
         if request.node.step is not None:
             sources.add(plan.placement[request.node.step.source])
-        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and RoleName.PRM in plan.placement:
-            sources.add(plan.placement[RoleName.PRM])
+        verifier = VERIFIER.get(plan.workflow.policy.kind)
+        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and verifier is not None:
+            sources.add(plan.placement[verifier])
         if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
             return 0
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
@@ -325,7 +346,7 @@ class _Session:
     def _check_room(self) -> None:
         budget = self.engine.plan.workflow.budget
         for role, prompt in self.prompt.items():
-            room = self.engine.models[role].context_tokens
+            room = self.engine.models[role].context_tokens - len(self.score_prompt) * (role is RoleName.TARGET)
             if not prompt:
                 raise UserError("the prompt is empty", where=f"problem {self.problem.key}", mend="write a question")
             if len(prompt) + budget.tokens > room:
