@@ -13,6 +13,7 @@ import numpy as np
 from models_jax.device import Device
 from models_jax.generate import Sampler, advance, rewards, weights_of
 from models_jax.loading import load_checkpoint
+from models_jax.self_score import SelfScorer
 from models_jax.sequences import Held, Sequences
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache
@@ -37,6 +38,7 @@ class FloatRunner:
             self._weights = weights_of(model)
         self._tokenizer = Tokenizer(folder)
         self._check(role, folder)
+        self._self_scorer = SelfScorer(name, folder, self.config, self._tokenizer, self._row_block, device)
         # Padding of the last block is written behind the last token.
         self._slots = role.numerics.cache_tokens + self._row_block
         context = role.numerics.cache_tokens
@@ -65,16 +67,18 @@ class FloatRunner:
         return self._tokenizer.decode(tokens)
 
     def run(self, work: Work) -> Output:
-        """Do one chunk: score with a reward head, else read and generate."""
+        """Do one chunk: score with a reward head or by the model's own reading, else read and generate."""
         if not self._weights:
             raise RuntimeError(f"role {self._name!r} is closed")
-        if work.score and not self.config.reward_head:
+        if work.score and not (self.config.reward_head or work.ask):
             raise UserError(f"role {self._name!r} has no reward head to score with", mend="give it a reward model")
         if work.max_new and self.config.reward_head:
             raise UserError(f"role {self._name!r} has a reward model, which cannot write", mend="give it another")
         held = self._sequences.open(work)
         with enough_memory(self._name):
-            return self._score(work, held) if self.config.reward_head else self._write(work, held)
+            if self.config.reward_head:
+                return self._score(work, held)
+            return self._self_score(work, held) if work.score else self._write(work, held)
 
     def rewind(self, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
@@ -132,6 +136,12 @@ class FloatRunner:
             held.rewards[first : held.length] = np.asarray(found)[first : held.length]
             held.computed = held.length
         return Output(scores=tuple(float(held.rewards[position]) for position in work.score))
+
+    def _self_score(self, work: Work, held: Held) -> Output:
+        cache = self._take_cache(work.sequence, held)
+        cache, scores = self._self_scorer.scores(self._weights, cache, held, self._stops, work)
+        self._caches[work.sequence] = cache
+        return Output(scores=scores)
 
     def _take_cache(self, sequence: str, held: Held) -> Cache:
         """The cache, which the device function consumes: if that fails, the sequence is read afresh."""

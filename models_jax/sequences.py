@@ -91,7 +91,7 @@ class Sequences:
             raise ValueError(f"max_new is {work.max_new}")
         if work.max_new and not length:
             raise ValueError(f"nothing to go on from: sequence {work.sequence!r} of role {self._role!r} is empty")
-        if length + (work.max_new > 0) > self._context_tokens:
+        if length + max(work.max_new > 0, len(work.ask)) > self._context_tokens:
             raise UserError(
                 f"role {self._role!r} needs more than its context length of {self._context_tokens} tokens",
                 mend="raise numerics.cache_tokens of the role, or lower budget.tokens",

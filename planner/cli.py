@@ -214,7 +214,7 @@ def evaluate(
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Accuracy of target_only, draft_only, rsd and backtrack on the same fresh problems, with 95 % intervals.
+    """Accuracy of every policy on the same fresh problems, with 95 % intervals.
 
     Example:
 

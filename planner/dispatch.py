@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from planner.graph import Op
 from planner.plan import Plan, priority_key
 from planner.policy import Node, Request, Result, Step
-from planner.workflow import Policy, RoleName
+from planner.workflow import VERIFIER, RoleName
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:
     for role in sorted(situation.cold):
         if role is not need.role:
             yield Start(Request(Op.PREFILL, root, role), 0, speculative=True)
-    if plan.workflow.policy.kind not in (Policy.RSD, Policy.BACKTRACK):
+    if plan.workflow.policy.kind not in VERIFIER:
         return
     if plan.shadow_sync:
         yield from (Start(stream, 0, speculative=True) for stream in situation.streams)
@@ -102,11 +102,15 @@ def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:
 
 def _ahead(plan: Plan, situation: Situation, node: Node, round: int) -> Iterator[Start]:
     """What follows from `node` if it is committed, and if every draft after it is accepted; nothing that is known."""
-    known, accept = situation.known, plan.workflow.policy.accept
+    known, policy = situation.known, plan.workflow.policy
+    verifier = VERIFIER[policy.kind]
     for ahead in range(plan.draft_ahead + 1):
         refine = Request(Op.REFINE, node, RoleName.TARGET)
         if plan.prefetch_refine and ahead <= plan.prefetch_ahead and refine not in known:
             yield Start(refine, round + ahead, speculative=True)
+        if policy.drafts > 1:
+            yield from _siblings(plan, situation, node, round + ahead)
+            return
         draft = Request(Op.DRAFT, node, RoleName.DRAFT)
         step = known.get(draft)
         if not isinstance(step, Step):
@@ -114,13 +118,24 @@ def _ahead(plan: Plan, situation: Situation, node: Node, round: int) -> Iterator
                 yield Start(draft, round + ahead, speculative=True)
             return
         node = node.child(step)
-        check = Request(Op.VERIFY, node, RoleName.PRM)
+        check = Request(Op.VERIFY, node, verifier)
         score = known.get(check)
         if score is None and check != situation.need:
             yield Start(check, round + ahead, speculative=True)
-        rejected = isinstance(score, float) and score < accept
+        rejected = isinstance(score, float) and score < policy.accept
         if rejected or situation.ends(node):
             return
+
+
+def _siblings(plan: Plan, situation: Situation, node: Node, round: int) -> Iterator[Start]:
+    """The drafts of one step, and the check of each; what follows depends on which is best, so nothing does here."""
+    policy, known = plan.workflow.policy, situation.known
+    for attempt in range(policy.drafts if plan.draft_ahead else 0):
+        draft = Request(Op.DRAFT, node, RoleName.DRAFT, attempt)
+        step = known.get(draft)
+        request = Request(Op.VERIFY, node.child(step), VERIFIER[policy.kind]) if isinstance(step, Step) else draft
+        if request not in known and request != situation.need:
+            yield Start(request, round, speculative=True)
 
 
 def _batched(first: Start, allowed: list[Start]) -> Start:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import comb, sqrt
 
-from planner.api import Run, as_machine, as_workflow, open_workers, plan
+from planner.api import Run, as_machine, open_workers, plan
 from planner.policy import Event as Turn
 from planner.problems import problem_set
 from planner.problems.base import Problem
@@ -14,7 +14,7 @@ from planner.report import report
 from planner.runtime.engine import Engine
 from planner.runtime.worker import Shelf
 from planner.trace import ClockKind, Event
-from planner.workflow import Policy, Workflow
+from planner.workflow import Policy, Workflow, check
 
 Z95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
@@ -24,7 +24,8 @@ Z95 = 1.959964
 class Accuracy:
     """One policy on one set."""
 
-    policy: Policy
+    policy: str
+    """Its kind, or the name of a case."""
     problems: int
     correct: int
     low: float
@@ -45,18 +46,31 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """How two policies differ on the same problems."""
+
+    one: str
+    other: str
+    only_one: int
+    """Problems that `one` solved and `other` did not."""
+    only_other: int
+    p_value: float
+    """By the exact McNemar test."""
+
+
+@dataclass(frozen=True)
 class Evaluation:
-    """All policies on one set, and how `backtrack` differs from `rsd`."""
+    """All policies on one set, and how some of them differ."""
 
     problem_set: str
     distinct: int
     """Different problems among those drawn: a set that is small or uneven gives some more than once."""
     rows: tuple[Accuracy, ...]
-    only_backtrack: int
-    """Problems that `backtrack` solved and `rsd` did not."""
-    only_rsd: int
-    p_value: float | None
-    """Of the two, by the exact McNemar test; None unless both ran."""
+    pairs: tuple[Pair, ...]
+
+
+COMPARED = (("backtrack", "rsd"), ("specreason", "rsd"), ("specreason", "target_only"))
+"""Pairs of policies that `evaluate` compares."""
 
 
 def evaluate(
@@ -64,16 +78,29 @@ def evaluate(
     problems: Sequence[Problem],
     machine: str = "this-computer",
     policies: Sequence[Policy] = tuple(Policy),
-    progress: Callable[[Policy, int], None] | None = None,
+    progress: Callable[[str, int], None] | None = None,
 ) -> Evaluation:
-    """Run each policy on the same problems by the serial plan on the virtual clock: answers do not depend on plans."""
-    workflow, on = as_workflow(workflow), as_machine(machine)
+    """Run each policy on the same problems, its options as the workflow has them."""
+    cases = {str(kind): replace(workflow, policy=replace(workflow.policy, kind=kind)) for kind in policies}
+    return evaluate_cases(cases, problems, machine, COMPARED, progress)
+
+
+def evaluate_cases(
+    cases: Mapping[str, Workflow],
+    problems: Sequence[Problem],
+    machine: str = "this-computer",
+    compared: Sequence[tuple[str, str]] = (),
+    progress: Callable[[str, int], None] | None = None,
+) -> Evaluation:
+    """Run workflows of one set on the same problems by the serial plan: answers do not depend on plans."""
+    on, name = as_machine(machine), next(iter(cases.values())).problems
     shelf = Shelf()
-    rows, solved = [], {}
+    rows: list[Accuracy] = []
+    solved: dict[str, list[bool]] = {}
     try:
-        for policy in policies:
-            changed = replace(workflow, policy=replace(workflow.policy, kind=policy))
-            made = plan(changed, on, "serial")
+        for case, workflow in cases.items():
+            check(workflow, case)
+            made = plan(workflow, on, "serial")
             events: list[Event] = []
             with open_workers(made, ClockKind.VIRTUAL, shelf=shelf) as workers:
                 engine = Engine(made, workers, problem_set(workflow.problems), events.append)
@@ -81,14 +108,14 @@ def evaluate(
                 for problem in problems:
                     answers.append(engine.solve(problem))
                     if progress:
-                        progress(policy, 1)
+                        progress(case, 1)
             run = Run(tuple(answers), report(made, events), tuple(events))
-            rows.append(_row(policy, run))
-            solved[policy] = [s.correct for s in run.solved]
+            rows.append(_row(case, run))
+            solved[case] = [s.correct for s in run.solved]
     finally:
         shelf.close()
-    distinct = len({problem.key for problem in problems})
-    return _evaluation(workflow.problems, distinct, rows, solved)
+    pairs = tuple(_pair(a, b, solved) for a, b in compared if a in solved and b in solved)
+    return Evaluation(name, len({problem.key for problem in problems}), tuple(rows), pairs)
 
 
 def wilson(correct: int, problems: int) -> tuple[float, float]:
@@ -105,7 +132,7 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * sum(comb(n, i) for i in range(k + 1)) / 2**n) if n else 1.0
 
 
-def _row(policy: Policy, run: Run) -> Accuracy:
+def _row(policy: str, run: Run) -> Accuracy:
     correct, n = run.report.correct, run.report.problems
     low, high = wilson(correct, n)
     backtracked = sum(any(d.event is Turn.BACKTRACKED for d in s.outcome.decisions) for s in run.solved)
@@ -113,9 +140,7 @@ def _row(policy: Policy, run: Run) -> Accuracy:
     return Accuracy(policy, n, correct, low, high, backtracked, tried, run.report.acceptance, run.report.mean_us)
 
 
-def _evaluation(name: str, distinct: int, rows: list[Accuracy], solved: Mapping[Policy, list[bool]]) -> Evaluation:
-    if not {Policy.RSD, Policy.BACKTRACK} <= solved.keys():
-        return Evaluation(name, distinct, tuple(rows), 0, 0, None)
-    pairs = list(zip(solved[Policy.BACKTRACK], solved[Policy.RSD], strict=True))
-    more, less = sum(b and not r for b, r in pairs), sum(r and not b for b, r in pairs)
-    return Evaluation(name, distinct, tuple(rows), more, less, mcnemar(more, less))
+def _pair(one: str, other: str, solved: Mapping[str, list[bool]]) -> Pair:
+    pairs = list(zip(solved[one], solved[other], strict=True))
+    more, less = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+    return Pair(one, other, more, less, mcnemar(more, less))

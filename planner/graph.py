@@ -170,7 +170,7 @@ def _outcomes(graph: TaskGraph, known: dict[str, Verdict], p: float) -> Iterator
 ROLE_OF: Mapping[Op, tuple[RoleName, ...]] = {
     Op.PREFILL: tuple(RoleName),
     Op.DRAFT: (RoleName.DRAFT,),
-    Op.VERIFY: (RoleName.PRM,),
+    Op.VERIFY: (RoleName.PRM, RoleName.TARGET),
     Op.REFINE: (RoleName.TARGET,),
     Op.BACKTRACK: (RoleName.TARGET,),
     Op.SYNC: tuple(RoleName),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from planner.graph import Edge, Guard, Literal, Op, Task, TaskGraph, Verdict, verify
-from planner.workflow import NEEDED_ROLES, Policy, RoleName, Workflow
+from planner.workflow import NEEDED_ROLES, VERIFIER, Policy, RoleName, Workflow
 
 
 def lower(workflow: Workflow, rounds: int = 3) -> TaskGraph:
@@ -13,8 +13,9 @@ def lower(workflow: Workflow, rounds: int = 3) -> TaskGraph:
 
     A round is one pass through the policy's loop. The outcomes of a round are accepted (A), refined (R) and, for
     the policy `backtrack`, backtracked (B). Task ids carry the outcomes of the rounds before: `draft.AR` drafts the
-    third step after one accepted and one refined. A backtrack ends the window on its branch: where it leads to
-    depends on more than the window, and what follows costs the same under every plan.
+    third step after one accepted and one refined. Several drafts of a step are one longer task, and so is their
+    check. A backtrack ends the window on its branch: where it leads to depends on more than the window, and what
+    follows costs the same under every plan.
     """
     builder = _Builder(workflow)
     builder.prefill()
@@ -38,6 +39,11 @@ class _Builder:
     tasks: list[Task] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
+    @property
+    def verifier(self) -> RoleName:
+        """Who scores."""
+        return VERIFIER.get(self.workflow.policy.kind, RoleName.PRM)
+
     def prefill(self) -> None:
         for role in NEEDED_ROLES[self.workflow.policy.kind]:
             prompt = self.workflow.statistics.prompt_tokens
@@ -48,7 +54,7 @@ class _Builder:
 
         `behind` are tokens of earlier steps that the role has not read yet.
         """
-        role = {Op.DRAFT: RoleName.DRAFT, Op.VERIFY: RoleName.PRM}.get(op, RoleName.TARGET)
+        role = {Op.DRAFT: RoleName.DRAFT, Op.VERIFY: self.verifier}.get(op, RoleName.TARGET)
         task = f"{name}.{node.history}" if node.history else name
         accept, behind = counts.pop("accept", None), counts.pop("behind", 0)
         integers = {key: int(value) for key, value in counts.items()}
@@ -79,13 +85,16 @@ class _Builder:
         """The tasks of one round and, below it, of the rounds that can follow."""
         if len(node.history) == rounds:
             return
-        stats, kind = self.workflow.statistics, self.workflow.policy.kind
-        # A role that did not write the step before still has to read it.
-        behind_draft = stats.target_step_tokens if node.history.endswith("R") else 0
+        stats, policy = self.workflow.statistics, self.workflow.policy
+        kind, drafted = policy.kind, policy.drafts * stats.draft_step_tokens
+        scores_itself = self.verifier is RoleName.TARGET
+        # A role that did not write the step before still has to read it; the first steps may all be the target's.
+        refined = stats.target_step_tokens * (max(1, policy.first_target_steps) if self.opening(node) else 1)
+        behind_draft = refined if node.history.endswith("R") else 0
         accepted_since = len(node.history) - len(node.history.rstrip("A"))
-        behind_target = stats.draft_step_tokens * accepted_since
-        behind_prm = stats.target_step_tokens if self.unscored(node.history) else 0
-        if kind is Policy.TARGET_ONLY:
+        behind_target = 0 if scores_itself else stats.draft_step_tokens * accepted_since
+        behind_verifier = refined if self.unscored(node.history) and not scores_itself else 0
+        if kind is Policy.TARGET_ONLY or (kind in VERIFIER and len(node.history) < policy.first_target_steps):
             text = self.add(Op.REFINE, "refine", node, node.guard, [node.writer], tokens_out=stats.target_step_tokens)
             self.round(_Node(node.history + "R", node.guard, text), rounds)
             return
@@ -96,7 +105,7 @@ class _Builder:
             node.guard,
             [node.writer],
             behind=behind_draft,
-            tokens_out=stats.draft_step_tokens,
+            tokens_out=drafted,
         )
         if kind is Policy.DRAFT_ONLY:
             self.round(_Node(node.history + "A", node.guard, draft), rounds)
@@ -107,9 +116,9 @@ class _Builder:
             node,
             node.guard,
             [draft],
-            behind=behind_prm,
-            tokens_in=stats.draft_step_tokens,
-            accept=stats.accept,
+            behind=behind_verifier,
+            tokens_in=drafted + policy.drafts * self.question_tokens,
+            accept=stats.accept if policy.drafts == 1 else 1.0 - (1.0 - stats.accept) ** policy.drafts,
         )
         accepted = (*node.guard, Literal(check, Verdict.ACCEPT))
         rejected = (*node.guard, Literal(check, Verdict.REJECT))
@@ -123,15 +132,30 @@ class _Builder:
             tokens_out=stats.target_step_tokens,
         )
         kept = rejected
-        if kind is Policy.BACKTRACK and "A" in node.history:
+        if self.may_go_back(node.history):
             kept = self.backtrack(node, rejected, refine)
         self.round(_Node(node.history + "A", accepted, draft), rounds)
         self.round(_Node(node.history + "R", kept, refine), rounds)
 
+    @property
+    def question_tokens(self) -> int:
+        """Tokens of the score prompt, about: no tokenizer is asked here, and four characters a token are usual."""
+        return -(-len(self.workflow.policy.score_prompt) // 4) if self.verifier is RoleName.TARGET else 0
+
+    def opening(self, node: _Node) -> bool:
+        """Whether all steps so far are the first ones, which are the target's."""
+        return len(node.history) == self.workflow.policy.first_target_steps
+
     def unscored(self, history: str) -> bool:
         """Whether the verifier has not yet read the last step: a refined one that was taken unscored."""
-        scored = self.workflow.policy.kind is Policy.BACKTRACK and "A" in history[:-1]
-        return history.endswith("R") and not scored
+        return history.endswith("R") and not self.may_go_back(history[:-1])
+
+    def may_go_back(self, history: str) -> bool:
+        """Whether a step could be replaced: a drafted one, or any if the target may write again at a place."""
+        policy = self.workflow.policy
+        return policy.kind is Policy.BACKTRACK and (
+            "A" in history or (policy.resample_alternatives > 0 and history != "")
+        )
 
     def backtrack(self, node: _Node, rejected: Guard, refine: str) -> Guard:
         """Verify the refined step and, where that is weak, try an alternative; the guard under which it is not.

@@ -7,14 +7,15 @@ it returns, depend on the results alone. Whoever drives it may have computed a r
 from __future__ import annotations
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import islice, pairwise
 
 from planner.graph import Op
-from planner.workflow import Policy, RoleName, Workflow
+from planner.workflow import VERIFIER, Policy, RoleName, Workflow
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,13 @@ class Request:
 Result = Step | float
 
 
+def temperature(workflow: Workflow, request: Request) -> float:
+    """At which temperature the step that is asked for is written."""
+    if request.role is RoleName.DRAFT:
+        return workflow.sampling.of_draft
+    return workflow.policy.alternative_temperature if request.attempt else workflow.sampling.temperature
+
+
 class Status(StrEnum):
     """Why a run ended."""
 
@@ -157,10 +165,13 @@ def rounded(score: float) -> float:
 class PolicyState:
     """What a policy remembers between its turns."""
 
-    def __init__(self, workflow: Workflow) -> None:
+    def __init__(self, workflow: Workflow, root: Node) -> None:
+        """At the beginning of a run from `root`."""
         self.workflow = workflow
-        self.refined: set[str] = set()
-        """Keys of the places where the target has written; it writes once at each."""
+        self.place = root
+        """Where the run stands."""
+        self.written: defaultdict[str, list[str]] = defaultdict(list)
+        """Texts that the target wrote, by the key of the place."""
         self.backtracks = 0
         self.decisions: list[Decision] = []
 
@@ -174,38 +185,52 @@ def reason(
 ) -> Reasoning:
     """Run the workflow's policy from `root`, a node without a step whose label is the problem's key.
 
-    `state` is the policy's memory, for a caller that wants to look ahead with `fallback`.
+    `state` is the policy's memory, for a caller that wants to look ahead with `fallback`. With `vote` the problem is
+    run several times, the first time as it would be alone; each further root has a label of its own, and so have
+    its random keys.
     """
-    turn = {
-        Policy.DRAFT_ONLY: _draft_only,
-        Policy.TARGET_ONLY: _target_only,
-        Policy.RSD: _speculative,
-        Policy.BACKTRACK: _speculative,
-    }[workflow.policy.kind]
-    state = state or PolicyState(workflow)
-    node = root
+    state = state or PolicyState(workflow, root)
+    outcomes: list[Outcome] = []
+    for number in range(workflow.policy.vote):
+        state.place = root if number == 0 else Node(None, None, f"{root.label}/{number}")
+        state.backtracks = 0
+        outcomes.append((yield from _run(state, answer_of, on_decision)))
+    return replace(_elected(outcomes), decisions=tuple(state.decisions))
+
+
+def _run(state: PolicyState, answer_of: AnswerOf, on_decision: Callable[[Decision], None]) -> Reasoning:
+    """One run from the place where the state stands."""
+    workflow = state.workflow
+    turn = {Policy.DRAFT_ONLY: _draft_only, Policy.TARGET_ONLY: _target_only}.get(workflow.policy.kind, _speculative)
     while True:
-        decision = yield from turn(state, node)
+        decision = yield from turn(state, state.place)
         state.decisions.append(decision)
+        state.place = node = decision.node
         on_decision(decision)
-        node = decision.node
         over = ended(workflow, node, answer_of)
         if over is not None:
             answer = answer_of(node.step.text) if node.step else None
             return Outcome(over, answer, node, tuple(state.decisions))
 
 
+def _elected(outcomes: list[Outcome]) -> Outcome:
+    """The first of those with the answer that most give; a tie goes to the earliest, no answer counts for nothing."""
+    votes = Counter(o.answer for o in outcomes if o.answer is not None)
+    most = max(votes.values(), default=0)
+    return next((o for o in outcomes if o.answer is not None and votes[o.answer] == most), outcomes[0])
+
+
 Turn = Generator[Request, Result, Decision]
 
 
-def _write(op: Op, node: Node) -> Generator[Request, Result, Node]:
-    step = yield Request(op, node, RoleName.DRAFT if op is Op.DRAFT else RoleName.TARGET)
+def _write(op: Op, node: Node, attempt: int = 0) -> Generator[Request, Result, Node]:
+    step = yield Request(op, node, RoleName.DRAFT if op is Op.DRAFT else RoleName.TARGET, attempt)
     assert isinstance(step, Step), "a writer answers with a step"
     return node.child(step)
 
 
-def _score(node: Node) -> Generator[Request, Result, float]:
-    score = yield Request(Op.VERIFY, node, RoleName.PRM)
+def _score(state: PolicyState, node: Node) -> Generator[Request, Result, float]:
+    score = yield Request(Op.VERIFY, node, VERIFIER[state.workflow.policy.kind])
     assert not isinstance(score, Step), "a verifier answers with a score"
     return rounded(score)
 
@@ -221,33 +246,55 @@ def _target_only(state: PolicyState, node: Node) -> Turn:
 
 
 def _speculative(state: PolicyState, node: Node) -> Turn:
-    """One round of `rsd` or `backtrack`: draft, verify, refine, and go back where even that is weak."""
+    """One round of `specreason`, `rsd` or `backtrack`: draft, verify, refine, and go back where even that is weak."""
     options = state.workflow.policy
-    drafted = yield from _write(Op.DRAFT, node)
-    scores = {"draft": (yield from _score(drafted))}
-    if scores["draft"] >= options.accept:
+    if node.depth < options.first_target_steps:
+        return Decision(Event.REFINED, (yield from _refine(state, node)), {})
+    drafted, score = yield from _best_draft(state, node)
+    scores = {"draft": score}
+    if score >= options.accept:
         return Decision(Event.ACCEPTED, drafted, scores)
-    refined = yield from _write(Op.REFINE, node)
-    state.refined.add(node.key)
-    hopeless = options.kind is Policy.RSD or not any(_open_ancestors(state, node))
+    refined = yield from _refine(state, node)
+    hopeless = options.kind is not Policy.BACKTRACK or not any(_open_ancestors(state, node))
     if hopeless and not options.score_refined:
         # Where nothing could follow from a score none is asked for.
         return Decision(Event.REFINED, refined, scores)
-    scores["refined"] = yield from _score(refined)
+    scores["refined"] = yield from _score(state, refined)
     if hopeless or scores["refined"] >= options.accept_refined:
         return Decision(Event.REFINED, refined, scores)
     return (yield from _go_back(state, node, refined, scores))
 
 
+def _best_draft(state: PolicyState, node: Node) -> Generator[Request, Result, tuple[Node, float]]:
+    """All drafts of the step, then all their scores; the earliest of the best."""
+    drafts: list[Node] = []
+    for attempt in range(state.workflow.policy.drafts):
+        drafts.append((yield from _write(Op.DRAFT, node, attempt)))
+    scored: list[tuple[Node, float]] = []
+    for drafted in dict.fromkeys(drafts):
+        scored.append((drafted, (yield from _score(state, drafted))))
+    return max(scored, key=lambda pair: pair[1])
+
+
+def _refine(state: PolicyState, node: Node) -> Generator[Request, Result, Node]:
+    refined = yield from _write(Op.REFINE, node)
+    assert refined.step is not None, "a child has a step"
+    state.written[node.key].append(refined.step.text)
+    return refined
+
+
 def _go_back(state: PolicyState, node: Node, refined: Node, scores: dict[str, float]) -> Turn:
-    """Try the target's alternative to the nearest earlier step that it has not written itself."""
+    """Try the target's alternative to the nearest earlier step where it may still write."""
     for ancestor, replaced in _open_ancestors(state, node):
-        other = yield from _write(Op.BACKTRACK, ancestor)
-        state.refined.add(ancestor.key)
-        if other.step is None or replaced.step is None or other.step.text == replaced.step.text:
+        before = state.written[ancestor.key]
+        other = yield from _write(Op.BACKTRACK, ancestor, attempt=len(before))
+        assert other.step is not None and replaced.step is not None, "a child has a step"
+        same = other.step.text in (replaced.step.text, *before)
+        before.append(other.step.text)
+        if same:
             continue  # the same step again is no alternative
         state.backtracks += 1
-        scores["alternative"] = yield from _score(other)
+        scores["alternative"] = yield from _score(state, other)
         if scores["alternative"] >= state.workflow.policy.accept_refined:
             return Decision(Event.BACKTRACKED, other, scores, went_back=node.depth - ancestor.depth)
         break
@@ -257,7 +304,7 @@ def _go_back(state: PolicyState, node: Node, refined: Node, scores: dict[str, fl
 def fallback(state: PolicyState, node: Node) -> Request | None:
     """What the policy will ask for if the step that was refined at `node` turns out weak."""
     for ancestor, _ in _open_ancestors(state, node):
-        return Request(Op.BACKTRACK, ancestor, RoleName.TARGET)
+        return Request(Op.BACKTRACK, ancestor, RoleName.TARGET, len(state.written[ancestor.key]))
     return None
 
 
@@ -267,7 +314,7 @@ def _open_ancestors(state: PolicyState, node: Node) -> Iterator[tuple[Node, Node
     if state.backtracks >= options.max_backtracks:
         return
     for replaced, ancestor in islice(pairwise(node.lineage()), options.max_ancestors):
-        if ancestor.key not in state.refined:
+        if len(state.written[ancestor.key]) <= options.resample_alternatives:
             yield ancestor, replaced
 
 

@@ -14,7 +14,7 @@ from planner.plan import Plan, Solver, priority_key
 from planner.schedule.bounds import lower_bound_us
 from planner.schedule.heft import list_schedule
 from planner.schedule.instance import CHUNK_TOKENS, Placement, Schedule, build
-from planner.workflow import NEEDED_ROLES, RoleName, Workflow
+from planner.workflow import NEEDED_ROLES, VERIFIER, RoleName, Workflow
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def preset(
         draft_ahead=chosen.draft_ahead,
         prefetch_refine=chosen.prefetch_refine,
         chunk_tokens=CHUNK_TOKENS,
-        priorities=_priorities(chosen, schedule),
+        priorities=_priorities(chosen, schedule, VERIFIER.get(workflow.policy.kind, RoleName.PRM)),
         graph=to_text(graph),
         timeline=schedule.slots,
         objective_us=schedule.objective_us,
@@ -86,16 +86,16 @@ def costs_label(costs: Costs, placement: Placement) -> str:
     return ", ".join(sorted({costs.origin(r, d, op).value for r, d in placement.items() for op in CostOp}))
 
 
-def _priorities(chosen: Preset, schedule: Schedule) -> dict[str, tuple[str, ...]]:
+def _priorities(chosen: Preset, schedule: Schedule, verifier: RoleName) -> dict[str, tuple[str, ...]]:
     """Needed work before speculative work, nearer rounds before later ones."""
     if not chosen.draft_ahead and not chosen.prefetch_refine:
         return dict.fromkeys(sorted(set(schedule.placement.values())), ())
     kinds: list[tuple[Op, int, RoleName]] = [(Op.PREFILL, 0, role) for role in schedule.placement]
-    kinds += [(Op.BACKTRACK, 0, RoleName.TARGET), (Op.VERIFY, 0, RoleName.PRM), (Op.DRAFT, 0, RoleName.DRAFT)]
+    kinds += [(Op.BACKTRACK, 0, RoleName.TARGET), (Op.VERIFY, 0, verifier), (Op.DRAFT, 0, RoleName.DRAFT)]
     kinds += [(Op.REFINE, 0, RoleName.TARGET)] if chosen.prefetch_refine else []
     kinds += [(Op.SYNC, 0, RoleName.DRAFT), (Op.SYNC, 0, RoleName.PRM)] if chosen.shadow_sync else []
     for ahead in range(1, chosen.draft_ahead + 1):
-        kinds += [(Op.VERIFY, ahead, RoleName.PRM), (Op.DRAFT, ahead, RoleName.DRAFT)]
+        kinds += [(Op.VERIFY, ahead, verifier), (Op.DRAFT, ahead, RoleName.DRAFT)]
     devices = sorted(set(schedule.placement.values()))
     return {
         device: tuple(

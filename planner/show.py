@@ -161,12 +161,11 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def evaluation_note(evaluation: Evaluation) -> str:
-    """How backtrack and rsd differ, in a sentence."""
-    if evaluation.p_value is None:
-        return ""
-    return (
-        f"{evaluation.problem_set}: backtrack alone solves {evaluation.only_backtrack}, rsd alone "
-        f"{evaluation.only_rsd} (exact McNemar test, p = {evaluation.p_value:.2g})"
+    """How the policies that were compared differ, a line each."""
+    return "\n".join(
+        f"{evaluation.problem_set}: {pair.one} alone solves {pair.only_one}, {pair.other} alone {pair.only_other} "
+        f"(exact McNemar test, p = {pair.p_value:.2g})"
+        for pair in evaluation.pairs
     )
 
 

@@ -17,7 +17,7 @@ from planner.plan import Plan, priority_key
 from planner.report import Report
 from planner.schedule.instance import Placement
 from planner.simulate import simulate
-from planner.workflow import Policy, RoleName
+from planner.workflow import VERIFIER, RoleName
 
 WORTH = 0.998
 """A change must bring the objective below so much of what it was."""
@@ -127,17 +127,16 @@ class Order(StrEnum):
 
 def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
     """The plan with the priorities of its devices written anew for its knobs."""
-    if plan.workflow.policy.kind not in (Policy.RSD, Policy.BACKTRACK):
+    verifier = VERIFIER.get(plan.workflow.policy.kind)
+    if verifier is None:
         return plan
     now: list[tuple[Op, int, RoleName]] = [
         (Op.PREFILL, 0, RoleName.DRAFT), (Op.PREFILL, 0, RoleName.PRM), (Op.PREFILL, 0, RoleName.TARGET),
-        (Op.VERIFY, 0, RoleName.PRM), (Op.DRAFT, 0, RoleName.DRAFT), (Op.BACKTRACK, 0, RoleName.TARGET),
+        (Op.VERIFY, 0, verifier), (Op.DRAFT, 0, RoleName.DRAFT), (Op.BACKTRACK, 0, RoleName.TARGET),
     ]  # fmt: skip
     last = 1 + plan.draft_ahead if plan.early_next else plan.draft_ahead
     refines = [(Op.REFINE, r, RoleName.TARGET) for r in range(last + 1)] if plan.prefetch_refine else []
-    drafts = [
-        item for r in range(1, last + 1) for item in ((Op.VERIFY, r, RoleName.PRM), (Op.DRAFT, r, RoleName.DRAFT))
-    ]
+    drafts = [item for r in range(1, last + 1) for item in ((Op.VERIFY, r, verifier), (Op.DRAFT, r, RoleName.DRAFT))]
     syncs = [(Op.SYNC, 0, RoleName.DRAFT), (Op.SYNC, 0, RoleName.PRM)] if plan.shadow_sync else []
     ahead = {
         Order.NEEDED: [*refines[:1], *drafts, *refines[1:]],

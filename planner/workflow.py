@@ -15,6 +15,8 @@ LARGEST = 1_000_000
 """Largest count of tokens, steps or tries that a workflow may name."""
 LARGEST_BLOCK = 256
 """Largest `row_block`."""
+MOST_TRIES = 16
+"""Most drafts of a step, further alternatives at a place and runs of a problem."""
 
 
 class Policy(StrEnum):
@@ -24,6 +26,7 @@ class Policy(StrEnum):
     DRAFT_ONLY = "draft_only"
     RSD = "rsd"
     BACKTRACK = "backtrack"
+    SPECREASON = "specreason"
 
 
 class RoleName(StrEnum):
@@ -32,6 +35,15 @@ class RoleName(StrEnum):
     DRAFT = "draft"
     PRM = "prm"
     TARGET = "target"
+
+
+class SelfScore(StrEnum):
+    """How the target's verdict on a step is read from its next token after the score prompt."""
+
+    EXPECTATION = "expectation"
+    """The mean digit, by the ten digits' probabilities."""
+    DIGIT = "digit"
+    """The likeliest digit."""
 
 
 class Arithmetic(StrEnum):
@@ -79,6 +91,19 @@ class PolicyOptions:
     max_ancestors: int = 10
     score_refined: bool = False
     """Score the target's step also where nothing can follow from the score."""
+    first_target_steps: int = 0
+    """So many first steps are the target's, unscored."""
+    drafts: int = 1
+    """Drafts of each step, of which the one with the best score is kept."""
+    resample_alternatives: int = 0
+    """Further alternatives at a place where the target has written already, each sampled."""
+    alternative_temperature: float = 0.7
+    """Of those further alternatives."""
+    vote: int = 1
+    """Runs of each problem; the answer that most of them give is taken."""
+    score_prompt: str = "?"
+    """What `specreason` asks the target after a step; one digit, 0 to 9, answers it."""
+    self_score: SelfScore = SelfScore.EXPECTATION
 
 
 @dataclass(frozen=True)
@@ -87,6 +112,13 @@ class Sampling:
 
     temperature: float = 0.0
     seed: int = 0
+    draft_temperature: float | None = None
+    """The draft's own; None: as above."""
+
+    @property
+    def of_draft(self) -> float:
+        """The draft's temperature."""
+        return self.temperature if self.draft_temperature is None else self.draft_temperature
 
 
 @dataclass(frozen=True)
@@ -103,9 +135,9 @@ class Statistics:
     """What the planner expects of a run; `heteroreason run` prints what happened beside it."""
 
     accept: float = 0.8
-    """Share of drafted steps that the PRM accepts."""
+    """Share of drafted steps that the verifier accepts."""
     accept_refined: float = 0.7
-    """Share of refined steps that the PRM accepts."""
+    """Share of refined steps that the verifier accepts."""
     prompt_tokens: int = 24
     draft_step_tokens: int = 20
     target_step_tokens: int = 20
@@ -175,8 +207,16 @@ NEEDED_ROLES = {
     Policy.DRAFT_ONLY: (RoleName.DRAFT,),
     Policy.RSD: tuple(RoleName),
     Policy.BACKTRACK: tuple(RoleName),
+    Policy.SPECREASON: (RoleName.DRAFT, RoleName.TARGET),
 }
 """The roles that each policy asks for."""
+
+VERIFIER = {
+    Policy.RSD: RoleName.PRM,
+    Policy.BACKTRACK: RoleName.PRM,
+    Policy.SPECREASON: RoleName.TARGET,
+}
+"""Who scores, for the policies that draft, score and refine."""
 
 
 def _rules(workflow: Workflow) -> Iterator[Rule]:
@@ -186,9 +226,14 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
         yield from _role_rules(f"roles.{name}", role, workflow.budget)
     policy, sampling, statistics = workflow.policy, workflow.sampling, workflow.statistics
     yield from _share("policy", policy, "accept", "accept_refined")
-    yield from _whole("policy", policy, 0, LARGEST, "max_backtracks", "max_ancestors")
-    right = 0 <= sampling.temperature <= 5
-    yield "sampling.temperature", sampling.temperature, right, "use a number from 0 (greedy) to 5"
+    yield from _whole("policy", policy, 0, LARGEST, "max_backtracks", "max_ancestors", "first_target_steps")
+    yield from _whole("policy", policy, 1, MOST_TRIES, "drafts", "vote")
+    yield from _whole("policy", policy, 0, MOST_TRIES, "resample_alternatives")
+    yield "policy.score_prompt", policy.score_prompt, bool(policy.score_prompt), "write what asks for a digit, e.g. ?"
+    right = 0 < policy.alternative_temperature <= 5
+    mend = "use a number above 0, to 5: a greedy alternative would be the same step again"
+    yield "policy.alternative_temperature", policy.alternative_temperature, right, mend
+    yield from _temperature_rules(policy, sampling)
     yield from _whole("sampling", sampling, 0, 2**63 - 1, "seed")
     yield from _whole("budget", workflow.budget, 1, LARGEST, "steps", "tokens", "step_tokens")
     yield from _share("statistics", statistics, "accept", "accept_refined")
@@ -198,6 +243,25 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
     for name in ("draft_step_spread", "target_step_spread", "steps_spread"):
         value = getattr(statistics, name)
         yield f"statistics.{name}", value, 0 <= value <= 5, "use a number from 0 to 5"
+
+
+def _temperature_rules(policy: PolicyOptions, sampling: Sampling) -> Iterator[Rule]:
+    yield (
+        "sampling.temperature",
+        sampling.temperature,
+        0 <= sampling.temperature <= 5,
+        "use a number from 0 (greedy) to 5",
+    )
+    right = 0 <= sampling.of_draft <= 5
+    mend = "use a number from 0 (greedy) to 5, or leave the key out"
+    yield "sampling.draft_temperature", sampling.draft_temperature, right, mend
+    drafted = policy.kind in VERIFIER or policy.kind is Policy.DRAFT_ONLY
+    sampled = drafted and sampling.of_draft > 0
+    mend = "set sampling.draft_temperature above 0, or use 1: greedy drafts of a step are all the same"
+    yield "policy.drafts", policy.drafts, policy.drafts == 1 or policy.kind not in VERIFIER or sampled, mend
+    sampled = sampled or (sampling.temperature > 0 and policy.kind is not Policy.DRAFT_ONLY)
+    mend = "set a temperature in sampling above 0, or use 1: greedy runs of a problem are all the same"
+    yield "policy.vote", policy.vote, policy.vote == 1 or sampled, mend
 
 
 def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
 from random import Random
@@ -107,7 +107,7 @@ class LinearCosts:
 
 def workflow(kind: Policy = Policy.BACKTRACK, **more: Any) -> Workflow:
     """A workflow of integer draft and float verifier and target. Fields of PolicyOptions may be given as well."""
-    options = {k: more.pop(k) for k in ("accept", "accept_refined", "max_backtracks", "max_ancestors") if k in more}
+    options = {"score_prompt": "b"} | {f.name: more.pop(f.name) for f in fields(PolicyOptions) if f.name in more}
     roles = {r: Role("made/up", Numerics(Arithmetic.INT8 if r is DRAFT else Arithmetic.FLOAT32)) for r in RoleName}
     return Workflow("test", "letters", roles, policy=PolicyOptions(kind, **options), **more)
 
@@ -122,6 +122,10 @@ def workflows(draw: st.DrawFn) -> Workflow:
         accept_refined=draw(share),
         max_backtracks=draw(st.integers(0, 4)),
         max_ancestors=draw(st.integers(0, 4)),
+        first_target_steps=draw(st.integers(0, 2)),
+        drafts=draw(st.integers(1, 3)),
+        resample_alternatives=draw(st.integers(0, 2)),
+        vote=draw(st.integers(1, 2)),
         sampling=Sampling(draw(st.sampled_from([0.0, 1.0])), draw(st.integers(0, 1000))),
         budget=Budget(draw(st.integers(1, 6)), draw(st.integers(5, 60)), draw(st.integers(1, 20))),
         statistics=Statistics(
@@ -350,7 +354,7 @@ class LetterBackend:
 
     def score(self, work: Work, held: Sequence[int]) -> float:
         """Anything from 0 to 1."""
-        return draw_number(work.role, held, 0) % 10_001 / 10_000
+        return draw_number(work.role, held, work.ask) % 10_001 / 10_000
 
     def rewind(self, name: str, sequence: str, tokens: int) -> None:
         del self.held[name, sequence][tokens:]

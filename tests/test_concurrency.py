@@ -86,7 +86,7 @@ def test_problems_that_arrive_later_get_the_same_answers(flow: Workflow, seed: i
 def test_a_deadline_returns_a_prefix_of_the_undisturbed_path(
     flow: Workflow, seed: int, concurrency: int, deadline_us: int
 ) -> None:
-    plan = random_plan(Random(seed), replace(flow, policy=replace(flow.policy, max_backtracks=0)))
+    plan = random_plan(Random(seed), replace(flow, policy=replace(flow.policy, max_backtracks=0, vote=1)))
     whole, _ = run_letters(plan, QUESTIONS)
     solved, events = run_load(plan, Load(concurrency, deadline_us=deadline_us))
     assert len([e for e in events if isinstance(e, ProblemEnded)]) == len(QUESTIONS)

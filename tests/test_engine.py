@@ -76,7 +76,8 @@ def reference(flow: Workflow, question: str) -> tuple[str, str | None, tuple[Ste
         feed = made.encode(request.role, problems.prompt(problem)) + tuple(t for s in path for t in s.tokens)
         fresh = LetterBackend()
         if request.op is Op.VERIFY:
-            return fresh.run(Work(request.role.value, "0", 0, feed, score=(len(feed) - 1,))).scores[0]
+            question = made.encode(TARGET, flow.policy.score_prompt) if request.role is TARGET else ()
+            return fresh.run(Work(request.role.value, "0", 0, feed, score=(len(feed) - 1,), ask=question)).scores[0]
         limit = min(flow.budget.step_tokens, flow.budget.tokens - sum(len(s.tokens) for s in path))
         key = request.sampling_key(flow.sampling.seed)
         tokens = fresh.run(Work(request.role.value, "0", 0, feed, limit, key=key)).tokens

@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from planner_cases import DRAFT, PRM, ROOT, SEEDS, TARGET, step, workflow, workflows
 
 from planner.graph import Op
-from planner.policy import Decision, Event, Node, Outcome, Request, Result, Status, Step, ended, reason, rounded
-from planner.workflow import Budget, Policy, Workflow
+from planner.policy import (
+    Decision,
+    Event,
+    Node,
+    Outcome,
+    Request,
+    Result,
+    Status,
+    Step,
+    ended,
+    reason,
+    rounded,
+    temperature,
+)
+from planner.workflow import NEEDED_ROLES, VERIFIER, Budget, Policy, RoleName, Sampling, Workflow
 
 FLOW = workflow(accept=0.7, accept_refined=0.6)
 
@@ -41,12 +55,12 @@ class Drive:
         except StopIteration as stop:
             self.outcome = stop.value
 
-    def draft(self, text: str, score: float, tokens: int | None = None) -> None:
+    def draft(self, text: str, score: float, tokens: int | None = None, verifier: RoleName = PRM) -> None:
         """A drafted step and its score."""
         assert (self.need.op, self.need.role) == (Op.DRAFT, DRAFT)
         place = self.need.node
         self.send(step(text, tokens=tokens))
-        assert (self.need.op, self.need.role) == (Op.VERIFY, PRM)
+        assert (self.need.op, self.need.role) == (Op.VERIFY, verifier)
         assert self.need.node == place.child(step(text, tokens=tokens))
         self.send(score)
 
@@ -212,6 +226,137 @@ def test_one_role_alone(kind: str, op: Op, role: object) -> None:
     assert {d.event for d in run.decisions} == {Event.ACCEPTED if op is Op.DRAFT else Event.REFINED}
 
 
+def speculative(kind: Policy = Policy.BACKTRACK, **options: Any) -> Workflow:
+    return replace(FLOW, policy=replace(FLOW.policy, kind=kind, **options))
+
+
+def test_specreason_has_the_target_score_and_refine() -> None:
+    run = Drive(speculative(Policy.SPECREASON))
+    run.draft("one", 0.9, verifier=TARGET)
+    run.draft("two", 0.1, verifier=TARGET)
+    run.target(Op.REFINE, "TWO")  # not scored, and nothing is gone back to
+    run.draft("=3", 0.7, verifier=TARGET)
+    assert run.events == [Event.ACCEPTED, Event.REFINED, Event.ACCEPTED]
+    assert run.path == ["one", "TWO", "=3"]
+    assert run.outcome is not None and run.outcome.status is Status.ANSWER
+
+
+@pytest.mark.parametrize("kind", list(VERIFIER))
+def test_the_first_steps_are_the_targets(kind: Policy) -> None:
+    run = Drive(speculative(kind, first_target_steps=2))
+    run.target(Op.REFINE, "ONE")
+    run.target(Op.REFINE, "TWO")
+    run.draft("three", 0.1, verifier=VERIFIER[kind])
+    run.target(Op.REFINE, "THREE")  # unscored: the target has written at every place before
+    assert run.events == [Event.REFINED] * 3
+    assert run.path == ["ONE", "TWO", "THREE"]
+
+
+def test_the_best_of_several_drafts_is_kept() -> None:
+    run = Drive(speculative(drafts=3))
+    for attempt, text in enumerate(("a", "b", "c")):
+        assert run.need == Request(Op.DRAFT, ROOT, DRAFT, attempt)
+        run.send(step(text))
+    for text, score in (("a", 0.2), ("b", 0.9), ("c", 0.9)):
+        assert run.need == Request(Op.VERIFY, ROOT.child(step(text)), PRM)
+        run.send(score)
+    # A tie goes to the earliest.
+    assert run.decisions == [Decision(Event.ACCEPTED, ROOT.child(step("b")), {"draft": 0.9})]
+
+
+def test_equal_drafts_are_scored_once_and_a_weak_best_is_refined() -> None:
+    run = Drive(speculative(Policy.RSD, drafts=3))
+    for text in ("a", "b", "a"):
+        run.send(step(text))
+    run.send(0.1)
+    run.send(0.2)
+    run.target(Op.REFINE, "A")
+    assert run.decisions == [Decision(Event.REFINED, ROOT.child(step("A", TARGET)), {"draft": 0.2})]
+
+
+def test_a_further_alternative_is_sampled_where_the_target_has_written() -> None:
+    flow = speculative(resample_alternatives=1)
+    run = Drive(flow)
+    run.draft("one", 0.1)
+    run.target(Op.REFINE, "ONE")  # nowhere to go back to
+    run.draft("two", 0.1)
+    run.target(Op.REFINE, "TWO", 0.2)
+    assert run.need == Request(Op.BACKTRACK, ROOT, TARGET, attempt=1)
+    assert temperature(flow, run.need) == flow.policy.alternative_temperature > 0
+    run.target(Op.BACKTRACK, "OTHER", 0.9)
+    assert run.events[-1] is Event.BACKTRACKED
+    # Twice is all there is: the next weak step finds no place.
+    run.draft("two", 0.1)
+    run.target(Op.REFINE, "THREE")
+    assert run.events[-1] is Event.REFINED
+
+
+def test_a_further_alternative_that_was_tried_before_is_none() -> None:
+    run = Drive(speculative(resample_alternatives=2))
+    run.draft("one", 0.9)
+    run.draft("two", 0.1)
+    run.target(Op.REFINE, "TWO", 0.2)
+    run.target(Op.BACKTRACK, "OTHER", 0.1)
+    assert run.events[-1] is Event.KEPT_WEAK
+    run.draft("three", 0.1)
+    run.target(Op.REFINE, "THREE", 0.2)
+    assert run.need == Request(Op.BACKTRACK, ROOT.child(step("one")), TARGET, attempt=1)
+    run.target(Op.BACKTRACK, "TWO")  # the step that would be replaced
+    assert run.need == Request(Op.BACKTRACK, ROOT, TARGET, attempt=1)
+    run.target(Op.BACKTRACK, "OTHER")  # weak before, so weak again
+    assert run.events[-1] is Event.KEPT_WEAK
+    assert "alternative" not in run.decisions[-1].scores
+
+
+def voted(*answers: str | None) -> Outcome:
+    """The outcome of one run for each answer; None goes round in circles."""
+    run = Drive(speculative(Policy.TARGET_ONLY, vote=len(answers)))
+    for answer in answers:
+        for text in ("go on", f"={answer}" if answer else "go on"):
+            run.send(step(text, TARGET))
+    assert run.outcome is not None
+    roots = [r.node for r in run.asked if r.node.step is None]
+    assert [r.label for r in roots] == [ROOT.label, *(f"{ROOT.label}/{i}" for i in range(1, len(answers)))]
+    assert len({r.sampling_key(0) for r in run.asked}) == len(run.asked)
+    return run.outcome
+
+
+@pytest.mark.parametrize(
+    ("answers", "winner", "run"),
+    [
+        (("1",), "1", 0),
+        (("1", "2", "2"), "2", 1),
+        (("1", "2"), "1", 0),
+        (("3", "1", "2", "2", "1"), "1", 1),
+        ((None, "2"), "2", 1),
+        ((None, None), None, 0),
+    ],
+)
+def test_the_answer_of_most_runs_is_taken(answers: tuple[str | None, ...], winner: str | None, run: int) -> None:
+    outcome = voted(*answers)
+    assert outcome.answer == winner
+    assert list(outcome.node.lineage())[-1].label == (f"{ROOT.label}/{run}" if run else ROOT.label)
+    assert len(outcome.decisions) == 2 * len(answers)
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=30, deadline=None)
+def test_the_first_of_several_runs_is_the_run_alone(flow: Workflow, seed: int) -> None:
+    alone = run_drawn(replace(flow, policy=replace(flow.policy, vote=1)), seed)
+    first = run_drawn(replace(flow, policy=replace(flow.policy, vote=3)), seed)
+    assert first.decisions[: len(alone.decisions)] == alone.decisions
+
+
+def test_who_writes_at_which_temperature() -> None:
+    flow = replace(speculative(alternative_temperature=0.5), sampling=Sampling(0.0, 0, draft_temperature=0.9))
+    assert temperature(flow, Request(Op.DRAFT, ROOT, DRAFT, 2)) == 0.9
+    assert temperature(flow, Request(Op.REFINE, ROOT, TARGET)) == 0.0
+    assert temperature(flow, Request(Op.BACKTRACK, ROOT, TARGET)) == 0.0
+    assert temperature(flow, Request(Op.BACKTRACK, ROOT, TARGET, 1)) == 0.5
+    flow = replace(flow, sampling=Sampling(0.3))
+    assert temperature(flow, Request(Op.DRAFT, ROOT, DRAFT)) == 0.3
+
+
 def test_the_outcome_has_the_path_and_the_decisions() -> None:
     run = Drive(FLOW)
     run.draft("one", 0.9)
@@ -296,7 +441,7 @@ def test_sampling_keys_differ_by_all_that_they_should() -> None:
 
 def drawn(seed: int, request: Request, flow: Workflow) -> Result:
     """A result that depends on the request alone."""
-    random = Random(f"{seed}{request.op}{request.node.key}{request.role}")
+    random = Random(f"{seed}{request.op}{request.node.key}{request.role}{request.attempt}")
     if request.op is Op.VERIFY:
         return random.choice([0.0, 0.25, 0.5, 0.75, 1.0, random.random()])
     left = flow.budget.tokens - sum(len(s.tokens) for s in request.node.path)
@@ -323,12 +468,15 @@ def test_anything_terminates_within_its_budget(flow: Workflow, seed: int) -> Non
     assert 1 <= len(path) <= flow.budget.steps
     assert sum(len(s.tokens) for s in path) <= flow.budget.tokens
     assert run.outcome.status is ended(flow, run.outcome.node, answer_of)
-    assert sum(d.event is Event.BACKTRACKED for d in run.decisions) <= flow.policy.max_backtracks
-    assert all(d.went_back <= flow.policy.max_ancestors for d in run.decisions)
-    # The target writes at most once at a place.
-    written = [r.node.key for r in run.asked if r.role is TARGET]
+    policy = flow.policy
+    assert sum(d.event is Event.BACKTRACKED for d in run.decisions) <= policy.max_backtracks * policy.vote
+    assert all(d.went_back <= policy.max_ancestors for d in run.decisions)
+    # The target never writes the same twice, and at a place only so often.
+    written = [(r.node.key, r.attempt) for r in run.asked if r.op in (Op.REFINE, Op.BACKTRACK)]
     assert len(written) == len(set(written))
-    assert {r.op for r in run.asked} <= allowed(flow.policy.kind)
+    assert all(attempt <= policy.resample_alternatives for _, attempt in written)
+    assert {r.op for r in run.asked} <= allowed(policy.kind)
+    assert {r.role for r in run.asked} <= set(NEEDED_ROLES[policy.kind])
 
 
 def allowed(kind: Policy) -> set[Op]:
@@ -348,9 +496,11 @@ def test_the_same_results_ask_the_same(flow: Workflow, seed: int) -> None:
 @given(workflows(), SEEDS)
 @settings(max_examples=30, deadline=None)
 def test_each_turn_moves_on_or_goes_back_as_it_says(flow: Workflow, seed: int) -> None:
-    node = ROOT
+    node, runs = ROOT, 1
     for decision in run_drawn(flow, seed).decisions:
         after = decision.node
+        if ended(flow, node, answer_of) is not None:
+            node, runs = Node(None, None, f"{ROOT.label}/{runs}"), runs + 1
         assert after.parent is not None
         if decision.event is Event.BACKTRACKED:
             assert after.depth == node.depth - decision.went_back + 1
@@ -360,3 +510,4 @@ def test_each_turn_moves_on_or_goes_back_as_it_says(flow: Workflow, seed: int) -
         assert after.step is not None
         assert (after.step.source is DRAFT) == (decision.event is Event.ACCEPTED)
         node = after
+    assert runs == flow.policy.vote

@@ -103,6 +103,15 @@ def test_packing_keeps_every_token():
                 assert positions[where].tolist() == list(range(where.sum()))
 
 
+def test_packing_passes_over_what_no_row_holds():
+    short = next(data.right_examples(3, 0.0))
+    long = next(e for e in data.right_examples(3, 1.0) if len(e.tokens) > 80)
+    assert len(short.tokens) < 60
+    stream = itertools.cycle([long, short])
+    for batch in itertools.islice(data.pack(stream, 2, length=60), 20):
+        assert (batch.segments.max(axis=1) == 60 // len(short.tokens)).all()
+
+
 def test_batches_are_seeded():
     np.testing.assert_array_equal(first_batch(1).tokens, first_batch(1).tokens)
     assert (first_batch(1).tokens != first_batch(2).tokens).any()

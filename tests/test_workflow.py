@@ -82,7 +82,11 @@ DRAFT, TARGET = "roles.draft.numerics", "roles.target.numerics"
         (f"{TARGET}.cache_tokens", 255, f"{TARGET}.cache_tokens is 255; use a multiple of row_block, which is 8"),
         (f"{TARGET}.cache_tokens", 192, f"{TARGET}.cache_tokens is 192; use at least 200 (budget.tokens)"),
         (f"{TARGET}.processor", "", f'{TARGET}.processor is ""; name a processor of the machine file'),
-        ("policy.kind", "rdc", 'policy.kind is "rdc"; use one of target_only, draft_only, rsd, backtrack; did you'),
+        (
+            "policy.kind",
+            "rdc",
+            'policy.kind is "rdc"; use one of target_only, draft_only, rsd, backtrack, specreason; di',
+        ),
         ("policy.accept", 1.7, f"policy.accept is 1.7; {SHARE}"),
         ("policy.accept", -0.1, f"policy.accept is -0.1; {SHARE}"),
         ("policy.accept", "0.5", 'policy.accept is "0.5"; use a number'),

@@ -10,17 +10,29 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from models_jax.training.cards import accuracy_table, card, score_table
+from models_jax.self_score import FILE_NAME
+from models_jax.training.cards import SELF_SCORE_HEADING, accuracy_table, card, score_table, self_score_section
 from models_jax.training.compare import on_top_of
 from models_jax.training.data import mixed_examples, pack, right_examples
-from models_jax.training.evaluate import EVALUATION_SEED, accuracy, score, self_scores
+from models_jax.training.evaluate import (
+    EVALUATION_SEED,
+    accuracy,
+    asked_steps,
+    digit_scores,
+    head_scores,
+    score,
+    self_scores,
+)
 from models_jax.training.export import export, load
 from models_jax.training.prm import held_out_traces, training_traces
 from models_jax.training.recipes import RECIPES, Recipe
+from models_jax.training.self_score import HEAD, save_head, train_head
 from models_jax.training.traces import SETS
 from models_jax.training.train import train
 from models_jax.transformer import Decoder
 
+PARTS = ("draft", "target", "prm", "self_score")
+"""In the order in which they are built; the last is the target's head for the score prompt."""
 ZOO = Path(__file__).parents[1] / "zoo"
 say = partial(print, flush=True)
 
@@ -76,15 +88,35 @@ def train_prm(recipe: Recipe, draft: Decoder, target: Decoder) -> Decoder:
 
 
 def build(name: str, out: Path, problems: int) -> None:
-    """Train, measure and export one model."""
-    recipe = RECIPES[name]
-    if name != "prm":
-        save(train_language(recipe), recipe, out, problems)
+    """Train, measure and export one model, or the target's self-score head."""
+    if name in ("draft", "target"):
+        # A head that was trained above another target says nothing about this one.
+        (out / name / FILE_NAME).unlink(missing_ok=True)
+        save(train_language(RECIPES[name]), RECIPES[name], out, problems)
         return
     for needed in ("draft", "target"):
         if not (out / needed / "config.json").exists():
-            raise SystemExit(f"{out / needed} is missing; train it first, the reward model learns from its traces")
-    save(train_prm(recipe, load(out / "draft"), load(out / "target")), recipe, out, problems)
+            raise SystemExit(f"{out / needed} is missing; train it first, {name} learns from its traces")
+    draft, target = load(out / "draft"), load(out / "target")
+    if name == "prm":
+        save(train_prm(RECIPES[name], draft, target), RECIPES[name], out, problems)
+    else:
+        build_self_score(draft, target, out / "target", problems)
+
+
+def build_self_score(draft: Decoder, target: Decoder, folder: Path, problems: int) -> None:
+    """Train the head above the target in `folder`, measure it, and write it and its part of the card there."""
+    texts = training_traces(draft, target, HEAD.traces, HEAD.seed)
+    examples = mixed_examples(HEAD.seed, HEAD.sums_share, texts, HEAD.trace_share, HEAD.corrupt_share)
+    head, _ = train_head(HEAD, target, pack(examples, HEAD.rows), log=say)
+    steps = asked_steps(held_out_traces(draft, target, problems, EVALUATION_SEED))
+    measured = [score_table(s) for s in (head_scores(target, head, steps), digit_scores(target, steps))]
+    save_head(head, folder)
+    size = sum(part.size for part in head)
+    section = self_score_section(HEAD, size, len(steps), *measured)
+    before, _, _ = (folder / "README.md").read_text().partition(SELF_SCORE_HEADING)
+    (folder / "README.md").write_text(f"{before.rstrip()}\n\n{section}")
+    say(f"the self-score head is in {folder}\n{section}")
 
 
 def save(model: Decoder, recipe: Recipe, out: Path, problems: int) -> None:
@@ -102,11 +134,11 @@ def save(model: Decoder, recipe: Recipe, out: Path, problems: int) -> None:
 def main() -> None:
     """Parse the command line and build what it asks for."""
     parser = argparse.ArgumentParser(prog="python -m models_jax.training", description=__doc__)
-    parser.add_argument("--only", choices=("draft", "target", "prm"), help="build one model; the others must be there")
+    parser.add_argument("--only", choices=PARTS, help="build one part; those before it must be there")
     parser.add_argument("--out", type=Path, default=ZOO, help="folder to write to (default: the zoo of the package)")
     parser.add_argument("--problems", type=int, default=1000, help="held-out problems a set to measure on")
     given = parser.parse_args()
-    for name in [given.only] if given.only else ["draft", "target", "prm"]:
+    for name in [given.only] if given.only else PARTS:
         build(name, given.out, given.problems)
 
 

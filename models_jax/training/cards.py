@@ -6,6 +6,7 @@ import numpy as np
 
 from models_jax.training.evaluate import Accuracy, Scored
 from models_jax.training.recipes import RECIPES, Recipe
+from models_jax.training.self_score import HeadRecipe
 from models_jax.training.traces import SETS
 
 _PURPOSE = {
@@ -115,6 +116,29 @@ is trained beside it. For the weights that ship, the second run took its traces 
 after its own second run, the third and fourth from the draft and from the target after its own third run; the command
 takes them all from the finished draft and target, so it gives a model like this one and not the same bits.
 """
+
+
+SELF_SCORE_HEADING = "## Self-score head"
+
+
+def self_score_section(recipe: HeadRecipe, parameters: int, steps: int, head: str, digits: str) -> str:
+    """What the target's card says of the head that lies beside it, and of the digits that it stands in for."""
+    return f"""{SELF_SCORE_HEADING}
+
+`self_score.safetensors`, {parameters:,} parameters, answers the score prompt in the place of the vocabulary's head:
+for each token of the last step it compares what the target expected with what came, in two layers of width
+{recipe.width}, and the step's score is the product over its tokens. It was trained above the finished target, whose
+weights and text are as they were: {recipe.steps} steps of {recipe.rows} rows, rate {recipe.rate:g} with cosine decay,
+seed {recipe.seed}, {recipe.sums_share:.0%} `sums`, {recipe.trace_share:.0%} of the texts traces of the draft and the
+target ({recipe.traces} in all), {recipe.corrupt_share:.0%} with a made-up mistake. Made by
+`python -m models_jax.training --only self_score`.
+
+On the {steps} steps of held-out traces that follow right steps alone, as a run would ask about them:
+
+{head}
+The same steps by the target's own digits after `?`, which are what remains without the file:
+
+{digits}"""
 
 
 def card(recipe: Recipe, parameters: int, measured: str) -> str:

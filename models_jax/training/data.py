@@ -145,7 +145,8 @@ class Batch:
 
 
 def pack(examples: Iterator[Example], rows: int, length: int = ROW_TOKENS) -> Iterator[Batch]:
-    """Batches of `rows` rows, each filled with the first examples that fit."""
+    """Batches of `rows` rows, each filled with the first examples that fit; what no row could hold is passed over."""
+    examples = (item for item in examples if len(item.tokens) <= length)
     waiting: list[Example] = []
     while True:
         batch, used = _empty(rows, length), [0] * rows

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from models_jax.self_score import Head
 from models_jax.training.data import ROW_TOKENS
 from models_jax.training.sample import sample
+from models_jax.training.self_score import chances
 from models_jax.training.traces import SETS, Derivation
 from models_jax.transformer import Decoder
 from planner.problems.vocabulary import DELIMITER, ID, SELF_SCORE, encode
@@ -125,16 +127,34 @@ def score(model: Decoder, runs: Sequence[Derivation]) -> Scored:
 def self_scores(model: Decoder, runs: Sequence[Derivation], seed: int = 0) -> Scored:
     """What the target answers to `?` after a random step of each run: its mean digit, divided by 9."""
     rng = np.random.default_rng(seed)
+    return digit_scores(model, [(run, int(rng.integers(len(run.steps)))) for run in runs if run.steps])
+
+
+def asked_steps(runs: Sequence[Derivation]) -> list[tuple[Derivation, int]]:
+    """The steps that follow right ones alone, as a run would ask about them: a wrong one is refused there."""
+    return [(run, at) for run in runs for at in range(len(run.steps)) if all(run.labels[:at])]
+
+
+def head_scores(model: Decoder, head: Head, steps: Sequence[tuple[Derivation, int]]) -> Scored:
+    """What the self-score head says of the step of each run that has the given place."""
+    texts = [_text(run, at + 1) for run, at in steps]
+    grid = np.concatenate([chances(head, model, tokens) for tokens in _rows(texts)])
+    found = []
+    for (run, at), text, row in zip(steps, texts, grid, strict=False):
+        found.append((run.problem.set, at, row[len(text) - 1], run.labels[at]))
+    return _scored(found)
+
+
+def digit_scores(model: Decoder, steps: Sequence[tuple[Derivation, int]]) -> Scored:
+    """The mean digit that the target itself answers to `?` after each step, divided by 9."""
     graph, state = nnx.split(model)
-    runs = [run for run in runs if run.steps]
-    cuts = [int(rng.integers(len(run.steps))) for run in runs]
-    texts = [_text(run, cut + 1) + SELF_SCORE for run, cut in zip(runs, cuts, strict=True)]
+    texts = [_text(run, at + 1) + SELF_SCORE for run, at in steps]
     grid = np.concatenate([np.asarray(_next(graph, state, tokens)) for tokens in _rows(texts)])
     digits = [ID[digit] for digit in "0123456789"]
     found = []
-    for run, cut, text, row in zip(runs, cuts, texts, grid, strict=False):
+    for (run, at), text, row in zip(steps, texts, grid, strict=False):
         chance = row[len(text) - 1][digits]
-        found.append((run.problem.set, cut, float(chance @ np.arange(10) / 9 / chance.sum()), run.labels[cut]))
+        found.append((run.problem.set, at, float(chance @ np.arange(10) / 9 / chance.sum()), run.labels[at]))
     return _scored(found)
 
 

@@ -39,7 +39,11 @@ class Work:
     max_new: int = 0
     """0: only read (PREFILL, VERIFY, SYNC)."""
     score: tuple[int, ...] = ()
-    """Positions in the sequence whose reward is asked for (role prm): the last token of each step."""
+    """Positions in the sequence whose score is asked for: the last token of each step."""
+    ask: tuple[int, ...] = ()
+    """The score prompt, for a role that judges by its next token after it: one digit. It leaves nothing behind."""
+    expectation: bool = True
+    """Whether that digit is the mean one, or the likeliest."""
     key: int = 0
     """64-bit key of the step for sampling; the backend folds in the token's position."""
     temperature: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from planner.dispatch import Situation, Start
 from planner.errors import UserError
@@ -24,12 +24,13 @@ from planner.policy import (
     fallback,
     reason,
     rounded,
+    temperature,
 )
 from planner.problems.base import Problem, ProblemSet
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.schedule.instance import TOKEN_BYTES
 from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted, Sink
-from planner.workflow import RoleName
+from planner.workflow import VERIFIER, RoleName, SelfScore
 
 
 class Host(Protocol):
@@ -97,14 +98,21 @@ class Session:
         plan, problems = self.host.plan, self.host.problems
         text = problems.prompt(self.problem)
         self.prompt = {role: self.host.encode(role, text) for role in plan.roles}
+        self.score_prompt = self._score_prompt()
         self._check_room()
         self.base = Node(None, None, self.problem.key)
-        self.memory = PolicyState(plan.workflow)
+        self.memory = PolicyState(plan.workflow, self.base)
         self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
         now = self.host.now_us()
         self.host.sink(ProblemStarted(self.label, self.problem.question, now, self.arrived_us))
         self.need = next(self.policy)
         self.asked.append(self.need)
+
+    def _score_prompt(self) -> tuple[int, ...]:
+        """The tokens that ask the target for a digit, with the policy that has it score."""
+        policy = self.host.plan.workflow.policy
+        judges = VERIFIER.get(policy.kind) is RoleName.TARGET
+        return self.host.encode(RoleName.TARGET, policy.score_prompt) if judges else ()
 
     # --- decide ---
 
@@ -113,6 +121,7 @@ class Session:
         try:
             while self.outcome is None and self._settled(self.need):
                 self.need = self.policy.send(self.known[self.need])
+                self.base = self.memory.place
                 self.asked.append(self.need)
         except StopIteration as stop:
             self.outcome, self.end_us = stop.value, self.host.now_us()
@@ -134,7 +143,7 @@ class Session:
         self.base = decision.node
         step = decision.node.step
         assert step is not None, "a decision moves to a step"
-        wrote = (r for r in reversed(self.asked) if (r.node, r.role) == (self.base.parent, step.source))
+        wrote = (r for r in reversed(self.asked) if r.node == self.base.parent and self.known.get(r) == step)
         self.writers[self.base.key] = next(wrote)
         self.host.sink(
             Decided(
@@ -178,7 +187,7 @@ class Session:
         common = {"role": role.value, "sequence": self.slot, "keep": keep, "feed": feed}
         if request.op is Op.VERIFY:
             ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
-            return Work(**common, score=tuple(ends))
+            return Work(**common, score=tuple(ends), **self._question(role))
         if request.op is Op.SYNC:
             self.synced.append(request)
         if request.op in (Op.PREFILL, Op.SYNC):
@@ -188,8 +197,15 @@ class Session:
             **common,
             max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
             key=request.sampling_key(sampling.seed),
-            temperature=sampling.temperature,
+            temperature=temperature(plan.workflow, request),
         )
+
+    def _question(self, role: RoleName) -> dict[str, Any]:
+        """What a role that writes, too, is asked for when it scores; a reward model is asked nothing."""
+        if role is RoleName.PRM:
+            return {}
+        expectation = self.host.plan.workflow.policy.self_score is SelfScore.EXPECTATION
+        return {"ask": self.score_prompt, "expectation": expectation}
 
     def delay_us(self, device: str, start: Start) -> int:
         """Until the tokens, and the verdict, that a piece of work depends on have reached its device."""
@@ -197,8 +213,9 @@ class Session:
         sources = set()
         if request.node.step is not None:
             sources.add(plan.placement[request.node.step.source])
-        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and RoleName.PRM in plan.placement:
-            sources.add(plan.placement[RoleName.PRM])
+        verifier = VERIFIER.get(plan.workflow.policy.kind)
+        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and verifier is not None:
+            sources.add(plan.placement[verifier])
         if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
             return 0
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
@@ -320,7 +337,7 @@ class Session:
     def _check_room(self) -> None:
         budget = self.host.plan.workflow.budget
         for role, prompt in self.prompt.items():
-            room = self.host.models[role].context_tokens
+            room = self.host.models[role].context_tokens - len(self.score_prompt) * (role is RoleName.TARGET)
             if not prompt:
                 raise UserError("the prompt is empty", where=f"problem {self.problem.key}", mend="write a question")
             if len(prompt) + budget.tokens > room:
