@@ -172,7 +172,7 @@ def test_a_role_on_a_device_that_cannot_run_it() -> None:
 
 def test_the_published_table() -> None:
     """The formulas of arXiv 2609.28717: draft, PRM, target."""
-    table = CostTable.load(EXAMPLES / "costs-u280-2x3090.yaml")
+    table = CostTable.load(EXAMPLES / "published" / "costs-u280-2x3090-config1.yaml")
     costs: Costs = TableCosts(table, roofline())
     n, k = 30, 200
     assert costs.decode_us(DRAFT, "fpga0", n, k) == pytest.approx(5740 * n + 2.4 * (n - 1) * (2 * k + n) / 2, rel=0.01)
@@ -240,7 +240,7 @@ SHAPES = {
 def test_a_table_must_fit_its_machine() -> None:
     machine = Machine.load("u280-2x3090")
     assert isinstance(cost_model(machine, workflow(), SHAPES), RooflineCosts)
-    good = CostTable.load(EXAMPLES / "costs-u280-2x3090.yaml")
+    good = CostTable.load(EXAMPLES / "published" / "costs-u280-2x3090-config1.yaml")
     assert cost_model(machine, workflow(), SHAPES, good).shapes == SHAPES
     for device, text in (("gpu5", "there is no device gpu5; did you mean"), ("fpga0", "does not provide bfloat16")):
         table = CostTable.from_mapping({"entries": [ENTRY | {"device": device}]}, "costs.yaml")
