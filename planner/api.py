@@ -20,7 +20,7 @@ from planner.report import Report, report
 from planner.runtime.engine import Engine, Solved
 from planner.runtime.process import ProcessWorkers
 from planner.runtime.worker import Shelf, VirtualWorkers, Workers
-from planner.schedule.cpsat import Progress
+from planner.schedule.search import Progress
 from planner.shape import ModelShape
 from planner.trace import ClockKind, Event, Sink
 from planner.workflow import NEEDED_ROLES, RoleName, Workflow
