@@ -21,7 +21,7 @@ from planner.runtime.engine import Engine, Load
 from planner.runtime.process import ProcessWorkers
 from planner.runtime.session import Solved
 from planner.runtime.worker import Shelf, VirtualWorkers, Workers, modelled
-from planner.schedule.cpsat import Progress
+from planner.schedule.search import Progress
 from planner.shape import ModelShape
 from planner.trace import ClockKind, Event, Sink
 from planner.workflow import NEEDED_ROLES, RoleName, Workflow

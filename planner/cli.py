@@ -22,6 +22,7 @@ from planner.doctor import examine
 from planner.errors import UserError
 from planner.evaluate import evaluate as evaluate_policies
 from planner.export import FORMATS, export, planned_and_happened
+from planner.goal import Wish, read_caps
 from planner.graph import TaskGraph, from_text
 from planner.lower import lower
 from planner.machine import Machine, catalogue
@@ -30,6 +31,7 @@ from planner.plan import Plan
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.problems.jsonl import read_jsonl
+from planner.schedule.aim import Objective
 from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile, read_trace
 from planner.workflow import Policy, Workflow
@@ -62,7 +64,19 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 SeedOption = Annotated[int | None, typer.Option(min=0, help="Seed of the problems and of sampling.")]
 ProblemsOption = Annotated[int, typer.Option("--problems", "-n", min=1, help="Fresh problems of the workflow's set.")]
 RoundsOption = Annotated[int, typer.Option(min=1, max=6, help="Rounds of the window that is scheduled.")]
-LimitOption = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds that the solver may take.")]
+WorkOption = Annotated[
+    float, typer.Option(min=0.0, max=1000, help="Limit of the solver's work: its deterministic seconds; repeatable.")
+]
+LimitOption = Annotated[
+    float, typer.Option(min=0.1, max=3600, help="Seconds after which the solver is cut off, repeatable or not.")
+]
+ObjectiveOption = Annotated[Objective, typer.Option(help="What the plan is made to be small in.")]
+MaxLatencyOption = Annotated[
+    str | None, typer.Option(help="Most time a problem: 250ms, or 1.2x of what the fastest plan takes.")
+]
+MaxEnergyOption = Annotated[
+    str | None, typer.Option(help="Most energy a problem: 30J, or 0.8x of what the fastest plan takes.")
+]
 
 
 @app.command()
@@ -77,6 +91,9 @@ def run(
     count: ProblemsOption = 5,
     file: Annotated[Path | None, typer.Option(help="Problems from a JSONL file with question and answer.")] = None,
     seed: SeedOption = None,
+    objective: ObjectiveOption = Objective.LATENCY,
+    max_latency: MaxLatencyOption = None,
+    max_energy: MaxEnergyOption = None,
     costs: CostsOption = None,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="Leave plan, pictures, trace and report here.")
@@ -99,7 +116,8 @@ def run(
     problems = _problems(workflow, questions or [], file, count, seed or 0)
     if folder is not None:
         _make(folder)
-    plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, Options(), quiet=as_json)
+    options = Options(wish=Wish(objective, *read_caps(max_latency, max_energy)))
+    plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, options, quiet=as_json)
     if seed is not None:
         plan = api.with_seed(plan, seed)
     if not as_json:
@@ -139,8 +157,12 @@ def make_plan(
     workflow: Annotated[Path, typer.Argument(help="A workflow (YAML).", show_default=False)],
     machine: MachineOption = "this-computer",
     kind: Annotated[Kind, typer.Option(help="auto is the best of the solver's plan and the presets.")] = Kind.AUTO,
+    objective: ObjectiveOption = Objective.LATENCY,
+    max_latency: MaxLatencyOption = None,
+    max_energy: MaxEnergyOption = None,
     rounds: RoundsOption = 3,
-    limit: LimitOption = 5.0,
+    work: WorkOption = Options.work,
+    limit: LimitOption = Options.limit_s,
     costs: CostsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) here.")] = None,
     as_json: JsonOption = False,
@@ -151,9 +173,12 @@ def make_plan(
 
       heteroreason plan examples/sums.yaml -m 3x3090 -o plan.json
 
-      heteroreason plan examples/countdown.yaml -m u280-2x3090 --kind solved --rounds 4 --limit 30
+      heteroreason plan examples/countdown.yaml -m u280-2x3090 --kind solved --rounds 4 --work 2
+
+      heteroreason plan examples/countdown.yaml -m v80-2x3090 --objective energy --max-latency 1.2x
     """
-    options = Options(rounds=rounds, limit_s=limit)
+    wish = Wish(objective, *read_caps(max_latency, max_energy))
+    options = Options(rounds=rounds, work=work, limit_s=limit, wish=wish)
     plan = _plan_for(api.as_workflow(workflow), machine, kind, costs, options, quiet=as_json)
     if output is not None:
         show.write_file(output, plan.to_json())
@@ -172,8 +197,12 @@ def compare(
     count: ProblemsOption = 30,
     clock: Annotated[ClockKind, typer.Option(help="wall: measured; virtual: modelled.")] = ClockKind.VIRTUAL,
     seed: SeedOption = None,
+    objective: ObjectiveOption = Objective.LATENCY,
+    max_latency: MaxLatencyOption = None,
+    max_energy: MaxEnergyOption = None,
     rounds: RoundsOption = 3,
-    limit: LimitOption = 5.0,
+    work: WorkOption = Options.work,
+    limit: LimitOption = Options.limit_s,
     costs: CostsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,7 +217,8 @@ def compare(
     flow, on = api.as_workflow(workflow), Machine.load(machine)
     problems = _problems(flow, [], None, count, seed or 0)
     table = CostTable.load(costs) if costs else None
-    options = Options(rounds=rounds, limit_s=limit)
+    wish = Wish(objective, *read_caps(max_latency, max_energy))
+    options = Options(rounds=rounds, work=work, limit_s=limit, wish=wish)
     with err.status("planning and running") as status:
         found = api.compare(flow, on, problems, clock, costs=table, options=options, progress=_watch(status))
     if as_json:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from planner.errors import UserError
-from planner.machine import Device, DeviceKind, Machine
-from planner.shape import ModelShape
+from planner.machine import Device, DeviceKind, Machine, all_reduce_us, members
+from planner.shape import BYTES_EACH, ModelShape
 from planner.units import Microseconds
 from planner.workflow import Arithmetic, Numerics, RoleName, Statistics, Workflow
 from planner.yaml_file import Rule, content_hash, from_mapping, hold, read_yaml, to_mapping
@@ -107,7 +107,10 @@ class RooflineCosts:
         size = shape.weight_bytes + slots * shape.kv_bytes_per_token
         memory = size / (device.bandwidth_bytes_per_s * device.memory_efficiency)
         ops = device.ops_per_s[numerics.arithmetic] * device.compute_efficiency
-        return 1e6 * max(memory, rows * shape.flops_per_token / ops) + device.per_token_overhead_us
+        # Devices that compute as one add up their parts after attention and after the feed-forward block.
+        numbers = rows * shape.hidden * BYTES_EACH[numerics.arithmetic]
+        sums = 2 * shape.layers * all_reduce_us(self.machine, device.name, numbers)
+        return 1e6 * max(memory, rows * shape.flops_per_token / ops) + sums + device.per_token_overhead_us
 
 
 @dataclass(frozen=True)
@@ -253,13 +256,23 @@ class Shortage:
 
 
 def shortages(
-    machine: Machine, placement: Mapping[RoleName, str], workflow: Workflow, costs: Costs, caches: int = CACHES
+    machine: Machine,
+    placement: Mapping[RoleName, str],
+    workflow: Workflow,
+    costs: Costs,
+    caches: int = CACHES,
+    also: Mapping[RoleName, str] | None = None,
 ) -> list[Shortage]:
-    """The devices whose memory is too small for the weights and the caches of the roles placed on them."""
+    """The devices whose memory is too small for the weights and the caches of the roles placed on them.
+
+    Devices of a set share a role's weights and caches evenly. `also` are further places of roles.
+    """
     found = []
+    everything = [*placement.items(), *(also or {}).items()]
     for device in machine.devices:
-        roles = tuple(role for role, where in placement.items() if where == device.name)
-        needed = sum(_needed_bytes(costs.shapes[role], workflow.roles[role].numerics, caches) for role in roles)
+        parts = [(r, len(members(where))) for r, where in everything if device.name in members(where)]
+        roles = tuple(dict.fromkeys(r for r, _ in parts))
+        needed = sum(-(-_needed_bytes(costs.shapes[r], workflow.roles[r].numerics, caches) // n) for r, n in parts)
         if needed > device.memory_bytes:
             found.append(Shortage(device.name, roles, needed, device.memory_bytes))
     return found

@@ -75,6 +75,8 @@ class Task:
     """How many of the last verdicts of its guard may still be unknown when it starts."""
     accept: float | None = None
     """VERIFY only: probability of ACCEPT; None if no task depends on the verdict."""
+    joins: str = ""
+    """VERIFY only: the VERIFY of the step before, whose pass may score this step as well."""
 
     @property
     def waits_for(self) -> Guard:
@@ -103,6 +105,10 @@ class TaskGraph:
     rounds: int
     tasks: tuple[Task, ...]
     edges: tuple[Edge, ...]
+    steady: bool = False
+    """A window amid a problem: prompts are read, and each outcome ends with the first step of the next window."""
+    cut: float = 0.0
+    """Probability of the outcomes that a pass has cut short of the window's rounds."""
 
     @cached_property
     def by_id(self) -> Mapping[str, Task]:
@@ -138,6 +144,19 @@ class TaskGraph:
     def producers(self, task: str) -> list[Task]:
         """The tasks whose tokens `task` needs."""
         return [self.by_id[p] for p in self.digraph.predecessors(task)]
+
+    def consumers(self, task: str) -> list[Task]:
+        """The tasks that need the tokens of `task`."""
+        return [self.by_id[c] for c in self.digraph.successors(task)]
+
+    @cached_property
+    def head(self) -> str | None:
+        """The step that a steady window begins with: its time counts from the end of that one."""
+        return next((t.id for t in self.tasks if t.op in WRITES and not t.guard), None) if self.steady else None
+
+    def chance(self, guard: Guard) -> float:
+        """The probability that a guard holds."""
+        return sum(p for outcome, p in self.outcomes if holds(guard, outcome))
 
     @cached_property
     def outcomes(self) -> tuple[tuple[Outcome, float], ...]:
@@ -209,12 +228,31 @@ def _uses_unused(graph: TaskGraph, task: Task) -> bool:
     return any(set(p.guard) - set(task.guard) for p in graph.producers(task.id))
 
 
+def _outside(graph: TaskGraph, task: Task) -> bool:
+    closes = graph.steady and task.op in WRITES
+    return not 0 <= task.round < graph.rounds + closes
+
+
+def _joins_wrongly(graph: TaskGraph, task: Task) -> bool:
+    if not task.joins:
+        return False
+    before = graph.by_id.get(task.joins)
+    follows = before is not None and task.guard == (*before.guard, Literal(before.id, Verdict.ACCEPT))
+    alone = all(t.joins != task.joins for t in graph.tasks if t is not task)
+    return not (follows and task.op is Op.VERIFY and task.ahead > 0 and alone)
+
+
+def _no_head(graph: TaskGraph, task: Task) -> bool:
+    # The head begins at once, so it can wait for nothing.
+    return graph.steady and (graph.head is None or (task.id == graph.head and bool(graph.producers(task.id))))
+
+
 _ID = r"[\w.:-]+"
 
 RULES: tuple[Rule, ...] = (
     Rule("id", "an id is letters, digits, dots, colons and hyphens", lambda g, t: not re.fullmatch(_ID, t.id)),
     Rule("role", "an op runs on its own role", lambda g, t: t.role not in ROLE_OF[t.op]),
-    Rule("round", "the round lies in the window", lambda g, t: not 0 <= t.round < g.rounds),
+    Rule("round", "the round lies in the window, or its step closes a steady one", _outside),
     Rule("tokens", "token counts are not negative", lambda g, t: min(t.tokens_in, t.tokens_out, t.context) < 0),
     Rule("writes", "only a step's writer writes tokens", lambda g, t: (t.tokens_out > 0) != (t.op in WRITES)),
     Rule("verdict", "only VERIFY has a verdict", lambda g, t: t.accept is not None and t.op is not Op.VERIFY),
@@ -229,6 +267,8 @@ RULES: tuple[Rule, ...] = (
         lambda g, t: t.op is Op.VERIFY and not any(p.op in WRITES for p in g.producers(t.id)),
     ),
     Rule("ahead", "a task runs ahead of verdicts of its guard", lambda g, t: not 0 <= t.ahead <= len(t.guard)),
+    Rule("joins", "one VERIFY ahead of need joins the one whose accept ends its guard", _joins_wrongly),
+    Rule("head", "a steady window begins with a step that needs nothing", _no_head),
 )
 
 
@@ -254,17 +294,19 @@ def verify(graph: TaskGraph) -> TaskGraph:
 _TASK = re.compile(
     rf"(?P<id>{_ID}) = (?P<op>[A-Z]+) (?P<role>\w+) round=(?P<round>\d+) in=(?P<tin>\d+) out=(?P<tout>\d+)"
     rf" context=(?P<context>\d+)(?: accept=(?P<accept>[0-9.e+-]+))?(?: from (?P<edges>~?{_ID}(?:, ~?{_ID})*))?"
-    rf"(?: if (?P<guard>\??!?{_ID}(?: & \??!?{_ID})*))?"
+    rf"(?: if (?P<guard>\??!?{_ID}(?: & \??!?{_ID})*))?(?: with (?P<joins>{_ID}))?"
 )
+_WINDOW = re.compile(r"window rounds=(?P<rounds>\d+)(?P<steady> steady)?(?: cut=(?P<cut>[0-9.e+-]+))?")
 
 
 def to_text(graph: TaskGraph) -> str:
-    """One line a task: `id = OP role round=.. in=.. out=.. context=.. [accept=..] [from a, ~b] [if guard]`.
+    """One line a task: `id = OP role round=.. in=.. out=.. context=.. [accept=..] [from a, ~b] [if guard] [with v]`.
 
     `~b` is a STREAM edge. A literal of the guard is the id of a VERIFY task, with `!` before it for REJECT, and
-    with `?` before that where the task may start while the verdict is still unknown.
+    with `?` before that where the task may start while the verdict is still unknown. `with v` is `Task.joins`.
     """
-    lines = [f"window rounds={graph.rounds}"]
+    head = f"window rounds={graph.rounds}" + " steady" * graph.steady
+    lines = [f"{head} cut={graph.cut!r}" if graph.cut else head]
     incoming: dict[str, list[str]] = {t.id: [] for t in graph.tasks}
     for edge in graph.edges:
         incoming[edge.target].append(("~" if edge.kind is EdgeKind.STREAM else "") + edge.source)
@@ -281,6 +323,8 @@ def to_text(graph: TaskGraph) -> str:
                 for i, l in enumerate(t.guard)
             )
             line += " if " + " & ".join(mark + l.verify for mark, l in zip(marks, t.guard, strict=True))
+        if t.joins:
+            line += f" with {t.joins}"
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -289,7 +333,7 @@ def from_text(text: str, where: str = "graph text") -> TaskGraph:
     """The inverse of `to_text`; the result is verified. Blank lines and lines that begin with # are passed over."""
     rows = [(n, row.strip()) for n, row in enumerate(text.splitlines(), 1)]
     rows = [(n, row) for n, row in rows if row and not row.startswith("#")]
-    head = re.fullmatch(r"window rounds=(\d+)", rows[0][1]) if rows else None
+    head = _WINDOW.fullmatch(rows[0][1]) if rows else None
     if head is None:
         raise UserError("does not begin with a window", where=where, mend="begin with `window rounds=N`")
     tasks, edges = [], []
@@ -304,7 +348,15 @@ def from_text(text: str, where: str = "graph text") -> TaskGraph:
         for source in filter(None, (match["edges"] or "").split(", ")):
             kind = EdgeKind.STREAM if source.startswith("~") else EdgeKind.DATA
             edges.append(Edge(source.lstrip("~"), match["id"], kind))
-    return verify(TaskGraph(int(head[1]), tuple(tasks), tuple(edges)))
+    steady, cut = head["steady"] is not None, _number(head["cut"], where)
+    return verify(TaskGraph(int(head["rounds"]), tuple(tasks), tuple(edges), steady, cut))
+
+
+def _number(text: str | None, where: str) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        raise UserError(f"cut is {text!r}", where=where, mend="write a number from 0 to 1") from None
 
 
 def _task_from(match: re.Match[str]) -> Task:
@@ -327,4 +379,5 @@ def _task_from(match: re.Match[str]) -> Task:
         guard=literals,
         ahead=sum(unknown),
         accept=None if match["accept"] is None else float(match["accept"]),
+        joins=match["joins"] or "",
     )

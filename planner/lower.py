@@ -8,8 +8,11 @@ from planner.graph import Edge, Guard, Literal, Op, Task, TaskGraph, Verdict, ve
 from planner.workflow import NEEDED_ROLES, VERIFIER, Policy, RoleName, Workflow
 
 
-def lower(workflow: Workflow, rounds: int = 3) -> TaskGraph:
+def lower(workflow: Workflow, rounds: int = 3, steady: bool = False) -> TaskGraph:
     """The conditional task graph of `rounds` rounds of the workflow's policy, from the prompt on.
+
+    A `steady` window lies amid a problem instead: prompts are read, and each outcome goes on to the first step of the
+    next round, so that what runs ahead across the window's end counts as what ran ahead across its beginning does.
 
     A round is one pass through the policy's loop. The outcomes of a round are accepted (A), refined (R) and, for
     the policy `backtrack`, backtracked (B). Task ids carry the outcomes of the rounds before: `draft.AR` drafts the
@@ -17,10 +20,11 @@ def lower(workflow: Workflow, rounds: int = 3) -> TaskGraph:
     check. A backtrack ends the window on its branch: where it leads to depends on more than the window, and what
     follows costs the same under every plan.
     """
-    builder = _Builder(workflow)
-    builder.prefill()
+    builder = _Builder(workflow, steady)
+    if not steady:
+        builder.prefill()
     builder.round(_Node(history="", guard=(), writer=None), rounds)
-    return verify(TaskGraph(rounds, tuple(builder.tasks), tuple(builder.edges)))
+    return verify(TaskGraph(rounds, tuple(builder.tasks), tuple(builder.edges), steady))
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class _Node:
 @dataclass
 class _Builder:
     workflow: Workflow
+    steady: bool
     tasks: list[Task] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
 
@@ -57,8 +62,7 @@ class _Builder:
         role = {Op.DRAFT: RoleName.DRAFT, Op.VERIFY: self.verifier}.get(op, RoleName.TARGET)
         task = f"{name}.{node.history}" if node.history else name
         accept, behind = counts.pop("accept", None), counts.pop("behind", 0)
-        integers = {key: int(value) for key, value in counts.items()}
-        integers["tokens_in"] = integers.get("tokens_in", 0) + int(behind)
+        tokens_in, tokens_out = int(counts.pop("tokens_in", 0) + behind), int(counts.pop("tokens_out", 0))
         self.tasks.append(
             Task(
                 task,
@@ -68,48 +72,47 @@ class _Builder:
                 guard=guard,
                 accept=accept,
                 context=self.context(node) - int(behind),
-                **integers,
+                tokens_in=tokens_in,
+                tokens_out=tokens_out,
             )
         )
-        for source in [f"prefill.{role}", *needs]:
+        prompt = None if self.steady else f"prefill.{role}"
+        for source in [prompt, *needs]:
             if source is not None and Edge(source, task) not in self.edges:
                 self.edges.append(Edge(source, task))
         return task
 
     def context(self, node: _Node) -> int:
         s = self.workflow.statistics
-        steps = {"A": s.draft_step_tokens, "R": s.target_step_tokens}
+        # How far back an alternative went is not known: its place counts as deep as that of a refined step.
+        steps = {"A": s.draft_step_tokens, "R": s.target_step_tokens, "B": s.target_step_tokens}
         return s.prompt_tokens + sum(steps[outcome] for outcome in node.history)
 
     def round(self, node: _Node, rounds: int) -> None:
         """The tasks of one round and, below it, of the rounds that can follow."""
-        if len(node.history) == rounds:
+        over = len(node.history) == rounds
+        if over and not self.steady:
             return
         stats, policy = self.workflow.statistics, self.workflow.policy
-        kind, drafted = policy.kind, policy.drafts * stats.draft_step_tokens
+        kind = policy.kind
         scores_itself = self.verifier is RoleName.TARGET
         # A role that did not write the step before still has to read it; the first steps may all be the target's.
-        refined = stats.target_step_tokens * (max(1, policy.first_target_steps) if self.opening(node) else 1)
-        behind_draft = refined if node.history.endswith("R") else 0
+        refined = self.refined_tokens(node)
         accepted_since = len(node.history) - len(node.history.rstrip("A"))
         behind_target = 0 if scores_itself else stats.draft_step_tokens * accepted_since
         behind_verifier = refined if self.unscored(node.history) and not scores_itself else 0
-        if kind is Policy.TARGET_ONLY or (kind in VERIFIER and len(node.history) < policy.first_target_steps):
+        if kind is Policy.TARGET_ONLY or (kind in VERIFIER and len(node.history) < self.opening_steps):
             text = self.add(Op.REFINE, "refine", node, node.guard, [node.writer], tokens_out=stats.target_step_tokens)
-            self.round(_Node(node.history + "R", node.guard, text), rounds)
+            if not over:
+                self.round(_Node(node.history + "R", node.guard, text), rounds)
             return
-        draft = self.add(
-            Op.DRAFT,
-            "draft",
-            node,
-            node.guard,
-            [node.writer],
-            behind=behind_draft,
-            tokens_out=drafted,
-        )
+        draft = self.draft(node)
+        if over:
+            return
         if kind is Policy.DRAFT_ONLY:
             self.round(_Node(node.history + "A", node.guard, draft), rounds)
             return
+        before = node.history.endswith("A") if node.history else None
         check = self.add(
             Op.VERIFY,
             "verify",
@@ -117,8 +120,8 @@ class _Builder:
             node.guard,
             [draft],
             behind=behind_verifier,
-            tokens_in=drafted + policy.drafts * self.question_tokens,
-            accept=stats.accept if policy.drafts == 1 else 1.0 - (1.0 - stats.accept) ** policy.drafts,
+            tokens_in=policy.drafts * (stats.draft_step_tokens + self.question_tokens),
+            accept=1.0 - (1.0 - stats.accept_after(before)) ** policy.drafts,
         )
         accepted = (*node.guard, Literal(check, Verdict.ACCEPT))
         rejected = (*node.guard, Literal(check, Verdict.REJECT))
@@ -142,9 +145,21 @@ class _Builder:
         """Tokens of the score prompt, about: no tokenizer is asked here, and four characters a token are usual."""
         return -(-len(self.workflow.policy.score_prompt) // 4) if self.verifier is RoleName.TARGET else 0
 
-    def opening(self, node: _Node) -> bool:
-        """Whether all steps so far are the first ones, which are the target's."""
-        return len(node.history) == self.workflow.policy.first_target_steps
+    @property
+    def opening_steps(self) -> int:
+        """Steps at the window's beginning that are the target's; a steady window begins after them."""
+        return 0 if self.steady else self.workflow.policy.first_target_steps
+
+    def refined_tokens(self, node: _Node) -> int:
+        """Tokens that the target wrote last: one step, or all of the first ones."""
+        steps = max(1, self.opening_steps) if len(node.history) == self.opening_steps else 1
+        return steps * self.workflow.statistics.target_step_tokens
+
+    def draft(self, node: _Node) -> str:
+        """Draft the step after a place, and read the target's step before it if there is one."""
+        behind = self.refined_tokens(node) if node.history.endswith(("R", "B")) else 0
+        tokens = self.workflow.policy.drafts * self.workflow.statistics.draft_step_tokens
+        return self.add(Op.DRAFT, "draft", node, node.guard, [node.writer], behind=behind, tokens_out=tokens)
 
     def unscored(self, history: str) -> bool:
         """Whether the verifier has not yet read the last step: a refined one that was taken unscored."""
@@ -175,5 +190,7 @@ class _Builder:
         weak = (*rejected, Literal(again, Verdict.REJECT))
         other = self.add(Op.BACKTRACK, "backtrack", node, weak, [refine], tokens_out=stats.target_step_tokens)
         # The verifier's cache goes back to the ancestor, and reads the alternative.
-        self.add(Op.VERIFY, "recheck", node, weak, [other], tokens_in=stats.target_step_tokens)
+        check = self.add(Op.VERIFY, "recheck", node, weak, [other], tokens_in=stats.target_step_tokens)
+        if self.steady:
+            self.draft(_Node(node.history + "B", weak, check))
         return (*rejected, Literal(again, Verdict.ACCEPT))

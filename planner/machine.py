@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import resources
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from planner.units import Bytes, BytesPerSecond, Microseconds, OpsPerSecond, Wat
 from planner.workflow import Arithmetic, Numerics, right_name
 from planner.yaml_file import Rule, content_hash, from_mapping, hold, read_yaml, to_mapping, unknown
 
+SET = "+"
+"""Stands between the devices in the name of a set that computes as one, such as `gpu0+gpu1`."""
 HOST = "host"
 """Name of the host's memory as an end of a link: devices without a link of their own exchange data over it."""
 
@@ -64,6 +67,8 @@ class Device:
     """For each forward pass within a call: a token when decoding, a block of rows when prefilling."""
     core: int | None = None
     """CPU core that the device's worker is pinned to."""
+    count: int = 1
+    """Devices that this stands for: above 1 for a set that computes as one, which no machine file holds."""
 
     @property
     def kind_of_processor(self) -> str:
@@ -120,46 +125,115 @@ class Machine:
         return content_hash(self.to_mapping())
 
     def device(self, name: str) -> Device:
-        """The device called `name`. Raises UserError."""
+        """The device called `name`, or the set of devices as one device. Raises UserError."""
+        parts = [self._single(part) for part in members(name)]
+        return _as_one(name, parts) if len(parts) > 1 else parts[0]
+
+    def members(self, placement: str) -> tuple[str, ...]:
+        """The devices that a placement stands for."""
+        return members(placement)
+
+    def _single(self, name: str) -> Device:
         for device in self.devices:
             if device.name == name:
                 return device
         known = [device.name for device in self.devices]
         raise unknown(f"there is no device {name}", name, known, where=f"machine {self.name}")
 
-    def members(self, placement: str) -> tuple[str, ...]:
-        """The devices that a placement stands for."""
-        return tuple(placement.split("+"))
-
     def provides(self, device: str, numerics: Numerics) -> bool:
-        """Whether the device computes in this class. Integer arithmetic gives the same bits on any processor."""
+        """Whether the device, or set, computes in this class. Integers give the same bits on any processor."""
         found = self.device(device)
-        if numerics.arithmetic not in found.ops_per_s:
+        if numerics.arithmetic not in found.ops_per_s or found.count != numerics.tensor_parallel:
             return False
         bound = numerics.processor is not None and numerics.arithmetic != Arithmetic.INT8
         return not bound or found.kind_of_processor == numerics.processor
 
     def candidates(self, numerics: Numerics) -> tuple[Device, ...]:
-        """The devices that a role of this class may be placed on: one kind of processor if it computes in floats.
+        """The places of a role of this class: devices, or sets of `tensor_parallel` equal devices, each as one device.
 
-        Raises UserError if there is none, or if the class leaves open which of several kinds is meant: they
-        differ in the last bits, so the placement would change answers.
+        A role that computes in floats has one kind of processor. Raises UserError if there is no place, or if the
+        class leaves open which of several kinds is meant: they differ in the last bits, so the placement would
+        change answers.
         """
-        found = tuple(device for device in self.devices if self.provides(device.name, numerics))
+        degree = numerics.tensor_parallel
+        every = [d for group in self._equal_devices() for d in combinations(group, degree)]
+        places = [place_name([d.name for d in chosen], [d.name for d in self.devices]) for chosen in every]
+        order = {d.name: i for i, d in enumerate(self.devices)}
+        places.sort(key=lambda place: [order[d] for d in members(place)])
+        found = tuple(self.device(place) for place in places if self.provides(place, numerics))
         where = f"machine {self.name}"
         if not found:
             on = f" on {numerics.processor}" if numerics.processor else ""
+            what = "no device provides" if degree == 1 else f"no {degree} equal devices provide"
             mend = "change the numerics of the role or use another machine"
-            raise UserError(f"no device provides {numerics.arithmetic}{on}", where=where, mend=mend)
+            raise UserError(f"{what} {numerics.arithmetic}{on}", where=where, mend=mend)
         kinds = sorted({device.kind_of_processor for device in found})
         if numerics.arithmetic != Arithmetic.INT8 and len(kinds) > 1:
             what = f"{numerics.arithmetic} is provided by {' and '.join(kinds)}, which differ in the last bits"
             raise UserError(what, where=where, mend="name one of them in the role's numerics.processor")
         return found
 
+    def _equal_devices(self) -> Iterable[list[Device]]:
+        """The devices in groups that differ in nothing but name, source and core."""
+        groups: dict[str, list[Device]] = {}
+        for device in self.devices:
+            figures = repr(replace(device, name="", source="", core=None))
+            groups.setdefault(figures, []).append(device)
+        return groups.values()
+
+
+def members(place: str) -> tuple[str, ...]:
+    """The devices of a place: those of a set such as `gpu0+gpu1`, or the one device itself."""
+    return tuple(place.split(SET))
+
+
+def place_name(devices: Iterable[str], order: Sequence[str]) -> str:
+    """The name of a set of devices, in the order of the machine; of one device, its own."""
+    return SET.join(sorted(devices, key=order.index))
+
+
+def _as_one(name: str, parts: Sequence[Device]) -> Device:
+    """Equal devices as one that has the memory, the bandwidth, the operations and the power of all."""
+    one, count = parts[0], len(parts)
+    return replace(
+        one,
+        name=name,
+        count=count,
+        memory_bytes=one.memory_bytes * count,
+        bandwidth_bytes_per_s=one.bandwidth_bytes_per_s * count,
+        ops_per_s={arithmetic: ops * count for arithmetic, ops in one.ops_per_s.items()},
+        active_w=one.active_w * count,
+        idle_w=one.idle_w * count,
+    )
+
+
+def all_reduce_us(machine: Machine, place: str, size_bytes: float) -> float:
+    """Time for the devices of a set to add up data of that size: a ring sends it 2 (n - 1) / n times over each link.
+
+    0 for a single device. The slowest way between two of them counts, with its latency at each of 2 (n - 1) turns.
+    """
+    names = members(place)
+    if len(names) == 1:
+        return 0.0
+    turns, part = 2 * (len(names) - 1), size_bytes / len(names)
+    return turns * max(_way_us(machine, a, b, part) for a, b in combinations(names, 2))
+
 
 def transfer_us(machine: Machine, a: str, b: str, size_bytes: int) -> int:
-    """Time to move data from one device to another: over their link, else over the host in two hops. 0 to itself."""
+    """Time to move data from one place to another. 0 to itself.
+
+    Over the link of the two devices, else over the host in two hops. Each device of a set gets the data from the
+    nearest of the others.
+    """
+    return max(min(_between_us(machine, x, y, size_bytes) for x in members(a)) for y in members(b))
+
+
+def _way_us(machine: Machine, a: str, b: str, size_bytes: float) -> float:
+    hops = _hops(machine, a, b)
+    return sum(link.latency_us + 1e6 * size_bytes / link.bandwidth_bytes_per_s for link in hops) if hops else inf
+
+
+def _between_us(machine: Machine, a: str, b: str, size_bytes: int) -> int:
     if a == b:
         return 0
     hops = _hops(machine, a, b)
@@ -220,8 +294,9 @@ def _rules(machine: Machine) -> Iterator[Rule]:
 
 
 def _device_rules(key: str, device: Device) -> Iterator[Rule]:
-    right = right_name(device.name) and device.name == device.name.strip() != HOST
-    yield f"{key}.name", device.name, right, f"use one line of 1 to 80 characters, and not {HOST}"
+    right = right_name(device.name) and device.name == device.name.strip() != HOST and SET not in device.name
+    yield f"{key}.name", device.name, right, f"use one line of 1 to 80 characters without {SET}, and not {HOST}"
+    yield f"{key}.count", device.count, device.count == 1, "leave it out, and describe each device for itself"
     yield f"{key}.backend", device.backend, bool(device.backend.strip()), "name a backend, such as jax or fpga"
     yield f"{key}.source", device.source, bool(device.source.strip()), "say where each figure comes from"
     is_fpga, transport = device.kind == DeviceKind.FPGA, device.transport

@@ -12,6 +12,7 @@ from planner import machine, workflow
 from planner.errors import UserError
 from planner.graph import Op, from_text
 from planner.machine import Machine
+from planner.schedule.aim import Objective
 from planner.schedule.instance import Schedule, Slot
 from planner.workflow import NEEDED_ROLES, RoleName, Workflow
 from planner.yaml_file import content_hash, from_mapping, to_mapping
@@ -65,11 +66,21 @@ class Plan:
     """Whether the alternative of a backtrack is written while the refined step is still being verified."""
     shadow_sync: bool = False
     """Whether draft and verifier read the target's step while it is written."""
+    prefill_on: dict[RoleName, str] = field(default_factory=dict)
+    """Where a role's prompt is read, if not where the role runs: its cache is moved there afterwards."""
+    objective: Objective = Objective.LATENCY
+    """What the plan was made to be small in."""
+    energy_mj: float = 0.0
+    """Expected energy a round of the window, as planned; 0 if it was not asked for."""
+    bound: float = 0.0
+    """Lower bound of the objective, in mJ or mJ x us, where that is not the latency."""
 
     @property
     def gap(self) -> float:
         """How much of the objective a better plan could save at most: (objective - bound) / objective."""
-        return 0.0 if self.objective_us == 0 else 1.0 - self.lower_bound_us / self.objective_us
+        latency = self.objective is Objective.LATENCY
+        value = self.objective.of(self.objective_us, self.energy_mj)
+        return 0.0 if value == 0 else 1.0 - (self.lower_bound_us if latency else self.bound) / value
 
     @property
     def hash(self) -> str:
@@ -157,7 +168,7 @@ def check(plan: Plan, where: str) -> None:
         if device not in [d.name for d in plan.machine.candidates(numerics)]:
             what = f"placement.{role} is {device!r}, which does not compute {numerics.arithmetic}"
             raise UserError(what, where=where, mend="place the role on a device that does")
-    for device in plan.priorities:
+    for device in (*plan.priorities, *plan.prefill_on.values()):
         plan.machine.device(device)
     if plan.draft_ahead < 0 or plan.prefetch_ahead < 0 or plan.chunk_tokens < 1:
         raise UserError("draft_ahead or chunk_tokens is too small", where=where, mend="use 0 or more, and 1 or more")

@@ -25,13 +25,18 @@ class ModelShape:
     kv_bytes_per_token: int
     flops_per_token: int
     """Operations of one token's forward pass, attention left out; a multiply-add is two."""
+    layers: int = 0
+    """Of the transformer; a set of devices adds up its parts twice in each. 0 if it is not known."""
+    hidden: int = 0
+    """Numbers that a layer hands on for each token."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], arithmetic: Arithmetic, where: str = "config.json") -> ModelShape:
         """From a Hugging Face `config.json` of the Qwen2, Qwen3 or Llama family. Raises UserError."""
         weights, multiplied, kv_numbers = _counts(_Config(config, where))
         each = BYTES_EACH[arithmetic]
-        return cls(weights * each, kv_numbers * each, 2 * multiplied)
+        layers, hidden = (_Config(config, where).number(key) for key in ("num_hidden_layers", "hidden_size"))
+        return cls(weights * each, kv_numbers * each, 2 * multiplied, layers, hidden)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import Report
+from planner.schedule.aim import Objective
 from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
 
 err = Console(stderr=True)
@@ -69,7 +70,12 @@ def plan_table(plan: Plan) -> Table:
     for device, order in plan.priorities.items():
         shown.add_row(f"order on {device}", "  ".join(order) or "what is needed")
     shown.add_row("expected time a round", f"{ms(plan.objective_us)}, {plan.cost_source}")
-    shown.add_row("lower bound of the window", f"{ms(plan.lower_bound_us)}, gap {plan.gap:.1%}, {plan.status}")
+    if plan.energy_mj:
+        shown.add_row("expected energy a round", f"{joule(plan.energy_mj)}, modelled")
+    least = "" if plan.objective is Objective.LATENCY else f" of the {plan.objective}"
+    shown.add_row("lower bound of the window", f"{ms(plan.lower_bound_us)}, gap{least} {plan.gap:.1%}, {plan.status}")
+    for role, device in plan.prefill_on.items():
+        shown.add_row(f"{role} reads the prompt on", device)
     shown.add_row("found by", f"{plan.solver.name} in {plan.solver.seconds:.2f} s")
     return shown
 

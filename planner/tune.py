@@ -1,82 +1,95 @@
 """Fit a plan's knobs to how the runtime really goes on: coordinate descent, judged by simulation.
 
 CP-SAT schedules a window; the runtime repeats it for as long as a problem lasts, by rules. Where the two differ, the
-simulation of the rules decides: how far to draft ahead, what to prefetch, which device takes what first, and which of
-the good placements to use.
+simulation of the rules decides: how far to draft ahead, what to prefetch, which device takes what first, how long a
+chunk is, and which of the good placements to use. Candidates meet the same drawn problems. Most are seen to be no
+better on a few of them; only the others are simulated on all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from planner.cost import Costs
+from planner.goal import Goal
 from planner.graph import Op
 from planner.plan import Plan, priority_key
 from planner.report import Report
 from planner.schedule.instance import Placement
-from planner.simulate import simulate
+from planner.simulate import Demand, simulate
 from planner.workflow import VERIFIER, RoleName
 
 WORTH = 0.998
 """A change must bring the objective below so much of what it was."""
+SCREEN = 8
+"""Problems on which a candidate has to be better first."""
+CHUNKS = (4, 8, 16)
+"""Sizes of a chunk that are tried, in tokens."""
 
 
-class Objective(StrEnum):
-    """What a plan is made to be small in."""
+@dataclass
+class Judge:
+    """Simulates plans on the same drawn problems, each plan once."""
 
-    LATENCY = "latency"
-    ENERGY = "energy"
-    EDP = "edp"
-    """Energy-delay product."""
+    costs: Costs
+    goal: Goal
+    samples: int
+    seed: int
+    demand: Demand = field(default_factory=Demand)
+    _seen: dict[tuple[object, int], Report] = field(default_factory=dict)
 
-    def of(self, report: Report) -> float:
-        """The objective of a simulated run, a problem."""
-        latency, energy = report.mean_us, report.energy_mj / max(1, report.problems)
-        return {"latency": latency, "energy": energy, "edp": latency * energy}[self.value]
+    def report(self, plan: Plan, problems: int | None = None) -> Report:
+        """The simulation of a plan on the first `problems` of the drawn problems, or on all."""
+        count = self.samples if problems is None else min(problems, self.samples)
+        key = (_knobs(plan), count)
+        if key not in self._seen:
+            self._seen[key] = simulate(plan, self.costs, count, self.seed, demand=self.demand)
+        return self._seen[key]
 
+    def worth(self, plan: Plan, problems: int | None = None) -> tuple[float, float]:
+        """For comparison, least first: plans within the caps by the objective, others by how far they are beyond."""
+        report = self.report(plan, problems)
+        return max(1.0, self.goal.excess(report)), self.goal.value(report)
 
-@dataclass(frozen=True)
-class Goal:
-    """The objective, and caps on the others."""
-
-    objective: Objective = Objective.LATENCY
-    max_latency_us: float = float("inf")
-    """Mean latency a problem that must not be passed."""
-    max_energy_mj: float = float("inf")
-
-    def value(self, report: Report) -> float:
-        """The objective, or infinity beyond a cap."""
-        energy = report.energy_mj / max(1, report.problems)
-        if report.mean_us > self.max_latency_us or energy > self.max_energy_mj:
-            return float("inf")
-        return self.objective.of(report)
+    def better(self, plan: Plan, than: Plan) -> bool:
+        """Whether a plan is clearly better, on a few problems and then on all."""
+        return all(_clearly(self.worth(plan, n), self.worth(than, n)) for n in (SCREEN, self.samples))
 
 
-def tune(plan: Plan, placements: Sequence[Placement], costs: Costs, goal: Goal, samples: int, seed: int) -> Plan:
-    """The plan with the knobs, the order and the placement that simulate best; as it was if none is better."""
-    worth: dict[str, float] = {}
+def _clearly(new: tuple[float, float], old: tuple[float, float]) -> bool:
+    if old[0] > 1.0:
+        return new < old
+    return new[0] == 1.0 and new[1] < old[1] * WORTH
 
-    def value(candidate: Plan) -> float:
-        key = candidate.hash
-        if key not in worth:
-            worth[key] = goal.value(simulate(candidate, costs, samples, seed))
-        return worth[key]
 
-    best = plan
-    improved = True
-    while improved:
-        improved = False
-        for moves in (_depths, _prefetches, _switches, _orders, _places(placements), _late_prefills):
-            for candidate in moves(best):
-                before = value(best)
-                if value(candidate) < (before * WORTH if before < float("inf") else before):
-                    best, improved = candidate, True
-    return best
+def _knobs(plan: Plan) -> object:
+    """All that a simulation of the plan depends on, the workflow and the machine left out."""
+    switches = (plan.prefetch_refine, plan.early_next, plan.batch_verify, plan.alternatives, plan.shadow_sync)
+    depths = (plan.draft_ahead, plan.prefetch_ahead, plan.chunk_tokens)
+    return tuple(plan.placement.items()), depths, switches, tuple(sorted(plan.priorities.items()))
 
 
 Moves = Callable[[Plan], Iterator[Plan]]
+"""Plans that differ from one in a knob."""
+
+
+def improvements(plan: Plan, placements: Sequence[Placement], judge: Judge, kinds: Sequence[Moves]) -> Iterator[Plan]:
+    """Plans with other knobs, another order or placement, each clearly better than the one before."""
+    best = plan
+    tried = {_knobs(plan)}
+    improved = True
+    while improved:
+        improved = False
+        for moves in (*kinds, _places(placements)):
+            for candidate in moves(best):
+                if _knobs(candidate) in tried:
+                    continue
+                tried.add(_knobs(candidate))
+                if judge.better(candidate, best):
+                    best, improved = candidate, True
+                    yield best
 
 
 def _depths(plan: Plan) -> Iterator[Plan]:
@@ -92,8 +105,19 @@ def _prefetches(plan: Plan) -> Iterator[Plan]:
 
 
 def _switches(plan: Plan) -> Iterator[Plan]:
-    for name in ("early_next", "batch_verify", "alternatives", "shadow_sync"):
+    for name in ("early_next", "batch_verify", "alternatives"):
         yield ordered(replace(plan, **{name: not getattr(plan, name)}))
+
+
+def _syncs(plan: Plan) -> Iterator[Plan]:
+    yield ordered(replace(plan, shadow_sync=not plan.shadow_sync))
+
+
+def _chunks(plan: Plan) -> Iterator[Plan]:
+    longest = max(plan.workflow.statistics.draft_step_tokens, plan.workflow.statistics.target_step_tokens)
+    for tokens in CHUNKS:
+        if tokens != plan.chunk_tokens and tokens <= 2 * longest:
+            yield replace(plan, chunk_tokens=tokens)
 
 
 def _orders(plan: Plan) -> Iterator[Plan]:
@@ -152,3 +176,9 @@ def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
         for device in devices
     }
     return replace(plan, priorities=priorities)
+
+
+MOVES: tuple[Moves, ...] = (_depths, _prefetches, _switches, _orders, _late_prefills)
+"""What leaves the tasks of the window and their durations as they are."""
+WINDOW_MOVES: tuple[Moves, ...] = (_syncs, _chunks)
+"""What changes them."""

@@ -17,6 +17,8 @@ LARGEST_BLOCK = 256
 """Largest `row_block`."""
 MOST_TRIES = 16
 """Most drafts of a step, further alternatives at a place and runs of a problem."""
+LARGEST_SET = 16
+"""Largest `tensor_parallel`."""
 
 
 class Policy(StrEnum):
@@ -67,6 +69,8 @@ class Numerics:
     arithmetic: Arithmetic = Arithmetic.FLOAT32
     row_block: int = 8
     cache_tokens: int = 256
+    tensor_parallel: int = 1
+    """Equal devices that each product is split over: a sum of parts rounds differently than a whole."""
     processor: str | None = None
     """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 
@@ -268,6 +272,7 @@ def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
     yield f"{key}.model", role.model, bool(role.model.strip()), "name a model, e.g. zoo/draft, or a folder"
     numerics, key = role.numerics, f"{key}.numerics"
     yield from _whole(key, numerics, 1, LARGEST_BLOCK, "row_block")
+    yield from _whole(key, numerics, 1, LARGEST_SET, "tensor_parallel")
     rows, slots = numerics.row_block, numerics.cache_tokens
     yield from _whole(key, numerics, 1, LARGEST, "cache_tokens")
     mend = f"use a multiple of row_block, which is {rows}"

@@ -180,8 +180,9 @@ def test_the_published_table() -> None:
     assert costs.prefill_us(TARGET, "gpu1", n, k) == 245 * n
     assert costs.decode_us(TARGET, "gpu1", 1, k) == 19_400 + 84
     assert costs.origin(TARGET, "gpu1", CostOp.DECODE) == Origin.PUBLISHED
-    assert costs.origin(DRAFT, "gpu0", CostOp.DECODE) == Origin.ROOFLINE == "modelled (roofline)"
-    assert costs.decode_us(DRAFT, "gpu0", n, k) == roofline().decode_us(DRAFT, "gpu0", n, k)
+    assert costs.decode_us(DRAFT, "gpu0", n, k) == 3800 * n
+    assert costs.origin(DRAFT, "fpga0", CostOp.PREFILL) == Origin.ROOFLINE == "modelled (roofline)"
+    assert costs.prefill_us(DRAFT, "fpga0", n, k) == roofline().prefill_us(DRAFT, "fpga0", n, k)
     assert CostTable.from_mapping(table.to_mapping(), "again") == table
     assert CostTable.from_mapping(table.to_mapping(), "again").hash == table.hash
 

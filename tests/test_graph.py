@@ -77,6 +77,8 @@ BROKEN: dict[str, tuple[str, TaskGraph]] = {
     "producer": ("refine", with_edge("draft.A", "refine")),
     "verified": ("verify", replace(GRAPH, edges=tuple(e for e in GRAPH.edges if e.target != "verify"))),
     "ahead": ("draft.A", with_task("draft.A", ahead=2)),
+    "joins": ("verify.A", with_task("verify.A", joins="verify", ahead=0)),
+    "head": ("draft", replace(GRAPH, steady=True)),
 }
 
 
@@ -102,6 +104,8 @@ def test_a_graph_that_breaks_one_rule_is_refused_by_its_name(rule: str) -> None:
         ({"tokens_out": -1}, "tokens"),
         ({"round": -1}, "round"),
         ({"ahead": -1}, "ahead"),
+        ({"joins": "verify.A", "ahead": 1}, "joins"),
+        ({"joins": "nobody", "ahead": 1}, "joins"),
     ],
 )
 def test_other_ways_to_break_a_rule(changes: dict[str, object], says: str) -> None:

@@ -27,12 +27,12 @@ from planner.graph import from_text
 from planner.lower import lower
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.schedule.bounds import lower_bound_us
-from planner.schedule.cpsat import solve
 from planner.schedule.heft import best_list_schedule, list_schedule, shift_left
 from planner.schedule.instance import Instance, Schedule, Slot, build, expected_us
+from planner.schedule.search import Limit, solve
 from planner.workflow import Policy, Statistics, Workflow
 
-LIMIT_S = 1.0
+WORK = 0.5
 
 
 def sound(instance: Instance, schedule: Schedule) -> None:
@@ -178,8 +178,8 @@ def test_a_list_schedule_by_hand() -> None:
 # --- CP-SAT ---
 
 
-def solved(instance: Instance, limit_s: float = LIMIT_S) -> Schedule:
-    return solve(instance, limit_s, workers=1)
+def solved(instance: Instance, work: float = WORK) -> Schedule:
+    return solve(instance, Limit(work))
 
 
 @given(instances(most=8))
@@ -248,7 +248,7 @@ def test_no_time_at_all_leaves_the_list_schedule() -> None:
     flow = workflow()
     graph = run_passes(lower(flow, 3), [DraftAhead(2), PrefetchRefine()])
     instance = build(graph, flow, THREE, LinearCosts())
-    schedule = solve(instance, 0.0, workers=1)
+    schedule = solve(instance, Limit(0.0))
     sound(instance, schedule)
     assert schedule.objective_us == best_list_schedule(instance).objective_us
     assert schedule.lower_bound_us >= lower_bound_us(instance) * (1 - 1e-9)
@@ -259,7 +259,7 @@ def test_progress_is_reported_with_a_bound() -> None:
     graph = run_passes(lower(flow, 2), [DraftAhead(1), PrefetchRefine()])
     instance = build(graph, flow, MIXED, LinearCosts({(TARGET, "gpu0"): 40, (TARGET, "gpu1"): 30}))
     seen: list[tuple[float, float, float]] = []
-    schedule = solve(instance, LIMIT_S, lambda *x: seen.append(x), workers=1)
+    schedule = solve(instance, Limit(WORK), progress=lambda *x: seen.append(x))
     sound(instance, schedule)
     assert seen
     assert all(bound <= objective + 1e-6 for _, objective, bound in seen)
@@ -286,7 +286,9 @@ def test_build_keeps_to_arithmetic_and_memory(kind: Policy) -> None:
         assert set(placement) == set(instance.roles)
         assert all(d != "fpga" for r, d in placement.items() if r is not DRAFT)
     if DRAFT in instance.roles:
-        assert {p[DRAFT] for p in instance.placements} == {"fpga", "gpu0", "gpu1"}
+        # With these costs devices that compute the same are equal: what only swaps them is left out.
+        found = {p[DRAFT] for p in instance.placements}
+        assert found == ({"fpga"} if kind is Policy.DRAFT_ONLY else {"fpga", "gpu0"})
     for task in graph.tasks:
         for placement in instance.placements:
             assert instance.duration_us[task.id, placement[task.role]] > 0
@@ -300,7 +302,8 @@ def test_memory_limits_placements() -> None:
     instance = build(lower(flow, 1), flow, tight, LinearCosts())
     assert all(list(p.values()).count("a") <= 1 for p in instance.placements)
     assert dict.fromkeys((DRAFT, PRM, TARGET), "b") in instance.placements
-    with pytest.raises(UserError, match="machine test: the models fit on no placement, for example a has"):
+    missing = "the least is missing where a has 7e-06 GB and draft and prm and target need .* GB, .* GB too much; add"
+    with pytest.raises(UserError, match=missing):
         build(lower(flow, 1), flow, machine(device("a", memory_bytes=7000)), LinearCosts())
 
 
