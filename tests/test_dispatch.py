@@ -15,7 +15,7 @@ from planner.dispatch import Situation, Start, dispatch, wanted_work
 from planner.graph import Op
 from planner.plan import Plan
 from planner.policy import Node, Request, Result
-from planner.workflow import Policy
+from planner.workflow import NEEDED_ROLES, VERIFIER, Policy
 
 FLOW = workflow()
 EVERYTHING = tuple(f"{op}@{r}" for r in range(4) for op in (Op.PREFILL, Op.VERIFY, Op.DRAFT, Op.REFINE, Op.BACKTRACK))
@@ -118,6 +118,35 @@ def test_cold_roles_read_the_prompt_where_it_is_listed() -> None:
         "c": (Op.PREFILL, TARGET),
     }
     assert dispatch(plan(priorities={}), {"p": cold}, {"a", "b", "c"}).keys() == {"a"}
+
+
+def test_with_specreason_the_target_checks_and_prefetches() -> None:
+    flow = workflow(Policy.SPECREASON)
+    two = {DRAFT: "a", TARGET: "c"}
+    made = plan(workflow=flow, placement=two, draft_ahead=1)
+    need = Request(Op.VERIFY, ONE, TARGET)
+    found = wanted(made, at(need, one=step("one"), two=step("two")))
+    ahead = Request(Op.VERIFY, TWO, TARGET)
+    assert found == [(need, 0, False), (REFINE, 0, True), (ahead, 1, True)]
+    starts, _ = dispatch(made, at(need, one=step("one")), {}, {"a", "c"})
+    assert starts == {"a": Start(draft(ONE), 1, True), "c": Start(need, 0, False)}
+
+
+@pytest.mark.parametrize("kind", [Policy.RSD, Policy.SPECREASON])
+def test_several_drafts_of_a_step_run_ahead_and_nothing_behind_them(kind: Policy) -> None:
+    flow = workflow(kind, drafts=3)
+    made = plan(workflow=flow, placement={r: d for r, d in APART.items() if r in NEEDED_ROLES[kind]})
+    verifier = VERIFIER[kind]
+    first, second, third = (Request(Op.DRAFT, ROOT, DRAFT, attempt) for attempt in range(3))
+    at_first = Situation(second, ROOT, {first: step("one")}, never)
+    assert wanted(made, at_first) == [
+        (second, 0, False),
+        (REFINE, 0, True),
+        (Request(Op.VERIFY, ONE, verifier), 0, True),
+        (third, 0, True),
+    ]
+    alone = replace(made, draft_ahead=0, prefetch_refine=False)
+    assert wanted(alone, at_first) == [(second, 0, False)]
 
 
 # --- order ---

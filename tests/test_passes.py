@@ -69,6 +69,51 @@ def test_one_role_alone_is_a_chain(kind: Policy, text: str) -> None:
     assert len(lowered(kind).outcomes) == 1
 
 
+SPECREASON = """\
+window rounds=2
+prefill.draft = PREFILL draft round=0 in=24 out=0 context=0
+prefill.target = PREFILL target round=0 in=24 out=0 context=0
+draft = DRAFT draft round=0 in=0 out=10 context=24 from prefill.draft
+verify = VERIFY target round=0 in=11 out=0 context=24 accept=0.8 from prefill.target, draft
+refine = REFINE target round=0 in=0 out=12 context=24 from prefill.target if !verify
+draft.A = DRAFT draft round=1 in=0 out=10 context=34 from prefill.draft, draft if verify
+verify.A = VERIFY target round=1 in=11 out=0 context=34 accept=0.8 from prefill.target, draft.A if verify
+refine.A = REFINE target round=1 in=0 out=12 context=34 from prefill.target, draft if verify & !verify.A
+draft.R = DRAFT draft round=1 in=12 out=10 context=24 from prefill.draft, refine if !verify
+verify.R = VERIFY target round=1 in=11 out=0 context=36 accept=0.8 from prefill.target, draft.R if !verify
+refine.R = REFINE target round=1 in=0 out=12 context=36 from prefill.target, refine if !verify & !verify.R
+"""
+"""A check reads the step and a token of the score prompt; the target never has to catch up on what it has judged."""
+
+
+def test_with_specreason_the_target_verifies() -> None:
+    assert to_text(lowered(Policy.SPECREASON)) == SPECREASON
+
+
+def with_options(kind: Policy, rounds: int, **options: int) -> TaskGraph:
+    return lower(replace(FLOW, policy=replace(FLOW.policy, kind=kind, **options)), rounds)
+
+
+def test_the_first_steps_are_refines_that_the_others_catch_up_on() -> None:
+    graph = with_options(Policy.BACKTRACK, 4, first_target_steps=2)
+    assert [t.op for t in graph.tasks[3:5]] == [Op.REFINE, Op.REFINE]
+    assert graph.by_id["draft.RR"].tokens_in == 24 and graph.by_id["verify.RR"].tokens_in == 24 + 10
+    assert "reverify.RR" not in graph.by_id, "there is nothing to go back to"
+    assert "reverify.RRA" in graph.by_id
+    assert graph.by_id["draft.RRR"].tokens_in == 12
+
+
+def test_a_further_alternative_may_follow_a_refined_step() -> None:
+    assert "reverify.R" not in with_options(Policy.BACKTRACK, 2).by_id
+    assert "reverify.R" in with_options(Policy.BACKTRACK, 2, resample_alternatives=1).by_id
+
+
+def test_several_drafts_are_one_longer_task() -> None:
+    graph = with_options(Policy.RSD, 1, drafts=3)
+    assert graph.by_id["draft"].tokens_out == graph.by_id["verify"].tokens_in == 30
+    assert graph.by_id["verify"].accept == pytest.approx(1 - 0.2**3)
+
+
 def test_rsd_reads_a_refined_step_with_the_next_draft() -> None:
     graph = lowered(Policy.RSD)
     assert to_text(graph).startswith(PREFILLS)

@@ -18,7 +18,7 @@ from planner.problems.base import Problem
 from planner.runtime.engine import Engine
 from planner.runtime.worker import Shelf
 from planner.trace import ClockKind, Event
-from planner.workflow import Sampling
+from planner.workflow import Policy, PolicyOptions, Sampling
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MACHINES = ("this-computer", "3x3090", "u280-2x3090")
@@ -35,10 +35,22 @@ def shelf() -> Iterator[Shelf]:
     shelf.close()
 
 
+POLICIES: dict[str, tuple[PolicyOptions, Sampling]] = {
+    "specreason": (PolicyOptions(Policy.SPECREASON, first_target_steps=1), Sampling(0.0, 5)),
+    "specreason, sampled": (PolicyOptions(Policy.SPECREASON, accept=0.9), Sampling(0.8, 5)),
+    "best draft": (PolicyOptions(drafts=3, resample_alternatives=2), Sampling(0.0, 5, draft_temperature=1.2)),
+    "vote": (PolicyOptions(Policy.SPECREASON, drafts=2, vote=2), Sampling(0.8, 5)),
+}
+"""Options of the policy that ask for other work than the examples do."""
+
+
 @cache
-def the_plan(workflow: str, machine: str, kind: str, temperature: float) -> Plan:
+def the_plan(workflow: str, machine: str, kind: str, temperature: float, policy: str = "") -> Plan:
     flow = as_workflow(EXAMPLES / f"{workflow}.yaml")
     flow = replace(flow, sampling=Sampling(temperature, seed=5))
+    if policy:
+        options, sampling = POLICIES[policy]
+        flow = replace(flow, policy=options, sampling=sampling)
     return plan(flow, machine, kind, options=Options(rounds=2, limit_s=1.0, samples=8))
 
 
@@ -50,14 +62,21 @@ def committed(plan: Plan, problems: list[Problem], shelf: Shelf) -> tuple[Steps,
         return [engine.solve(problem).steps for problem in problems], events
 
 
-def differences(workflow: str, temperature: float, count: int, shelf: Shelf) -> list[str]:
+def differences(
+    workflow: str,
+    temperature: float,
+    count: int,
+    shelf: Shelf,
+    policy: str = "",
+    machines: tuple[str, ...] = MACHINES,
+) -> list[str]:
     """The plans whose steps are not those of the first one."""
     problems = problem_set(workflow).generate(count, seed=31)
     expected: Steps | None = None
     found = []
-    for machine in MACHINES:
+    for machine in machines:
         for kind in PLANS:
-            steps, _ = committed(the_plan(workflow, machine, kind, temperature), problems, shelf)
+            steps, _ = committed(the_plan(workflow, machine, kind, temperature, policy), problems, shelf)
             expected = expected or steps
             found += [f"{kind} on {machine}: {p.question}" for p, a, b in zip(problems, expected, steps) if a != b]
     return found
@@ -67,6 +86,19 @@ def differences(workflow: str, temperature: float, count: int, shelf: Shelf) -> 
 @pytest.mark.parametrize("workflow", ["sums", "countdown"])
 def test_plans_do_not_change_answers(workflow: str, temperature: float, shelf: Shelf) -> None:
     assert differences(workflow, temperature, 5, shelf) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_do_not_change_answers_of_any_policy(policy: str, shelf: Shelf) -> None:
+    assert differences("countdown", 0.0, 3, shelf, policy, machines=("3x3090",)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("workflow", ["sums", "countdown"])
+@pytest.mark.timeout(900)
+def test_plans_do_not_change_answers_of_any_policy_at_length(workflow: str, policy: str, shelf: Shelf) -> None:
+    assert differences(workflow, 0.0, 50, shelf, policy) == []
 
 
 @pytest.mark.slow

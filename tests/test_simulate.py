@@ -12,7 +12,7 @@ from planner.report import Report
 from planner.runtime.backend import Work
 from planner.simulate import DELIMITER, FIRST, LONGEST, SampledBackend, simulate
 from planner.trace import ClockKind
-from planner.workflow import Budget, Policy, RoleName, Statistics, Workflow
+from planner.workflow import VERIFIER, Budget, Policy, RoleName, Statistics, Workflow
 
 COSTS = LinearCosts({(TARGET, "c"): 60, (PRM, "b"): 30})
 FLOW = workflow(statistics=Statistics(0.8, 0.6, 10, 12, 14, 4))
@@ -50,6 +50,23 @@ def test_overlap_saves_time_where_it_can() -> None:
 def test_the_share_of_accepted_drafts_is_that_of_the_statistics(accept: float) -> None:
     drawn = run(replace(FLOW, statistics=replace(FLOW.statistics, accept=accept)), problems=150)
     assert drawn.acceptance == pytest.approx(accept, abs=0.07)
+
+
+@pytest.mark.parametrize("kind", list(VERIFIER))
+@pytest.mark.parametrize("name", ["serial", "overlapped"])
+def test_the_best_of_several_drafts_is_accepted_more_often(kind: Policy, name: str) -> None:
+    flow = replace(FLOW, policy=replace(FLOW.policy, kind=kind, drafts=3, max_backtracks=0))
+    flow = replace(flow, statistics=replace(FLOW.statistics, accept=0.4))
+    drawn = run(flow, name, problems=100)
+    assert drawn.acceptance == pytest.approx(1 - 0.6**3, abs=0.08)
+    assert name != "serial" or drawn.waste == 0
+
+
+@pytest.mark.parametrize("kind", list(VERIFIER))
+def test_first_steps_and_votes_are_simulated(kind: Policy) -> None:
+    flow = replace(FLOW, policy=replace(FLOW.policy, kind=kind, first_target_steps=3, vote=2, max_backtracks=0))
+    drawn = run(replace(flow, statistics=replace(FLOW.statistics, accept=1.0)), problems=5)
+    assert drawn.turns == {"accepted": 5 * 2 * (FLOW.statistics.steps - 3), "refined": 5 * 2 * 3}
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0])

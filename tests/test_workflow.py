@@ -95,6 +95,16 @@ DRAFT, TARGET = "roles.draft.numerics", "roles.target.numerics"
         ("policy.max_backtracks", -1, "policy.max_backtracks is -1; use a whole number from 0 to 1000000"),
         ("policy.max_ancestors", 0.5, "policy.max_ancestors is 0.5; use a whole number"),
         ("policy", None, "policy is empty; use a mapping with the keys kind, accept,"),
+        ("policy.first_target_steps", -1, "policy.first_target_steps is -1; use a whole number from 0 to 1000000"),
+        ("policy.drafts", 0, "policy.drafts is 0; use a whole number from 1 to 16"),
+        ("policy.drafts", 2, "policy.drafts is 2; set sampling.draft_temperature above 0, or use 1: greedy drafts"),
+        ("policy.vote", 17, "policy.vote is 17; use a whole number from 1 to 16"),
+        ("policy.vote", 3, "policy.vote is 3; set a temperature in sampling above 0, or use 1: greedy runs"),
+        ("policy.resample_alternatives", 17, "policy.resample_alternatives is 17; use a whole number from 0 to 16"),
+        ("policy.alternative_temperature", 0, "policy.alternative_temperature is 0.0; use a number above 0, to 5"),
+        ("policy.score_prompt", "", 'policy.score_prompt is ""; write what asks for a digit, e.g. ?'),
+        ("policy.self_score", "mean", 'policy.self_score is "mean"; use one of expectation, digit'),
+        ("sampling.draft_temperature", 6, "sampling.draft_temperature is 6.0; use a number from 0 (greedy) to 5"),
         ("sampling.temperature", -1, "sampling.temperature is -1.0; use a number from 0 (greedy) to 5"),
         ("sampling.temperature", 5.1, "sampling.temperature is 5.1; use a number from 0 (greedy) to 5"),
         ("sampling.temperature", float("inf"), "sampling.temperature is Infinity; use a finite number"),
@@ -129,3 +139,37 @@ def test_the_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         Workflow.load(path)
     assert str(error.value) == f"{path}: budget.steps is 1000.0; use a whole number"
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafts", "vote", "temperature", "draft_temperature", "right"),
+    [
+        ("rsd", 3, 1, 0.0, 0.7, True),
+        ("rsd", 3, 1, 0.7, None, True),
+        ("rsd", 3, 1, 0.7, 0.0, False),
+        ("target_only", 3, 1, 0.0, None, True),  # it drafts nothing, so the number tells nothing
+        ("specreason", 1, 3, 0.0, 0.7, True),
+        ("target_only", 1, 3, 0.0, 0.7, False),
+        ("target_only", 1, 3, 0.7, None, True),
+        ("draft_only", 1, 3, 0.0, 0.7, True),
+        ("draft_only", 1, 3, 0.7, 0.0, False),
+    ],
+)
+def test_several_tries_need_something_to_differ_in(
+    kind: str, drafts: int, vote: int, temperature: float, draft_temperature: float | None, right: bool
+) -> None:
+    raw = base() | {
+        "policy": {"kind": kind, "drafts": drafts, "vote": vote},
+        "sampling": {"temperature": temperature, "draft_temperature": draft_temperature},
+    }
+    if right:
+        assert Workflow.from_mapping(raw, "wf.yaml").policy.drafts == drafts
+        return
+    with pytest.raises(UserError, match="greedy"):
+        Workflow.from_mapping(raw, "wf.yaml")
+
+
+def test_specreason_needs_no_reward_model() -> None:
+    raw = base() | {"policy": {"kind": "specreason"}}
+    del raw["roles"]["prm"]
+    assert Workflow.from_mapping(raw, "wf.yaml").policy.kind is Policy.SPECREASON
