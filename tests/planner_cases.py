@@ -116,6 +116,9 @@ def workflow(kind: Policy = Policy.BACKTRACK, **more: Any) -> Workflow:
 def workflows(draw: st.DrawFn) -> Workflow:
     """Every policy, with small budgets and any thresholds."""
     share = st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0])
+    temperature = draw(st.sampled_from([0.0, 1.0]))
+    # Greedy drafts of a step, and greedy runs of a problem, are all the same: a workflow may not ask for several.
+    most = 3 if temperature else 1
     return workflow(
         draw(st.sampled_from(list(Policy))),
         accept=draw(share),
@@ -123,10 +126,10 @@ def workflows(draw: st.DrawFn) -> Workflow:
         max_backtracks=draw(st.integers(0, 4)),
         max_ancestors=draw(st.integers(0, 4)),
         first_target_steps=draw(st.integers(0, 2)),
-        drafts=draw(st.integers(1, 3)),
+        drafts=draw(st.integers(1, most)),
         resample_alternatives=draw(st.integers(0, 2)),
-        vote=draw(st.integers(1, 2)),
-        sampling=Sampling(draw(st.sampled_from([0.0, 1.0])), draw(st.integers(0, 1000))),
+        vote=draw(st.integers(1, min(2, most))),
+        sampling=Sampling(temperature, draw(st.integers(0, 1000))),
         budget=Budget(draw(st.integers(1, 6)), draw(st.integers(5, 60)), draw(st.integers(1, 20))),
         statistics=Statistics(
             accept=draw(share),
@@ -135,6 +138,9 @@ def workflows(draw: st.DrawFn) -> Workflow:
             draft_step_tokens=draw(st.integers(1, 20)),
             target_step_tokens=draw(st.integers(1, 20)),
             steps=draw(st.integers(1, 5)),
+            draft_step_spread=draw(st.sampled_from([0.0, 0.3, 2.0])),
+            steps_spread=draw(st.sampled_from([0.0, 0.5])),
+            persistence=draw(share),
         ),
     )
 

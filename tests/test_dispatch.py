@@ -128,8 +128,8 @@ def test_with_specreason_the_target_checks_and_prefetches() -> None:
     found = wanted(made, at(need, one=step("one"), two=step("two")))
     ahead = Request(Op.VERIFY, TWO, TARGET)
     assert found == [(need, 0, False), (REFINE, 0, True), (ahead, 1, True)]
-    starts, _ = dispatch(made, at(need, one=step("one")), {}, {"a", "c"})
-    assert starts == {"a": Start(draft(ONE), 1, True), "c": Start(need, 0, False)}
+    starts = dispatch(made, {"p": at(need, one=step("one"))}, {"a", "c"})
+    assert starts == {"a": Start(draft(ONE), 1, True, "p"), "c": Start(need, 0, False, "p")}
 
 
 @pytest.mark.parametrize("kind", [Policy.RSD, Policy.SPECREASON])
