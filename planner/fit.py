@@ -158,8 +158,11 @@ def _persistence(verdicts: Sequence[Sequence[bool]]) -> float:
 
 
 def _spread(lengths: Sequence[int], otherwise: float = Statistics.draft_step_spread) -> float:
-    """Standard deviation over mean."""
-    return round(float(np.std(lengths, ddof=1) / np.mean(lengths)), 3) if len(lengths) > 1 else otherwise
+    """Standard deviation over mean of the log-normal distribution with the spread of the logarithms: one step that ran
+    away counts little."""
+    if len(lengths) < 2:
+        return otherwise
+    return round(float(np.sqrt(np.expm1(np.var(np.log(np.maximum(lengths, 1)), ddof=1)))), 3)
 
 
 def _table(observed: Sequence[Observed], statistics: Statistics, source: str) -> CostTable:

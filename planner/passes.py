@@ -146,10 +146,11 @@ class ShadowSync:
         if not any(t.op in (Op.DRAFT, Op.VERIFY) for t in graph.tasks):
             return graph
         tasks, edges = list(graph.tasks), list(graph.edges)
+        roles = [r for r in self.roles if any(t.role is r for t in graph.tasks)]
         for writer in graph.tasks:
             if writer.op not in (Op.REFINE, Op.BACKTRACK) or not writer.guard:
                 continue
-            for role in self.roles:
+            for role in roles:
                 readers = [t.id for t in _readers(graph, writer, role)]
                 if readers:
                     _add_sync(graph, tasks, edges, writer, role, readers)

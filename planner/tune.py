@@ -23,6 +23,8 @@ from planner.workflow import VERIFIER, RoleName
 
 WORTH = 0.998
 """A change must bring the objective below so much of what it was."""
+PROMISING = 1.005
+"""On a few problems it may be worse by chance, up to so many times what it was."""
 SCREEN = 8
 """Problems on which a candidate has to be better first."""
 CHUNKS = (4, 8, 16)
@@ -54,14 +56,16 @@ class Judge:
         return max(1.0, self.goal.excess(report)), self.goal.value(report)
 
     def better(self, plan: Plan, than: Plan) -> bool:
-        """Whether a plan is clearly better, on a few problems and then on all."""
-        return all(_clearly(self.worth(plan, n), self.worth(than, n)) for n in (SCREEN, self.samples))
+        """Whether a plan is clearly better on all problems, and not clearly worse on a few of them."""
+        return _below(self.worth(plan, SCREEN), self.worth(than, SCREEN), PROMISING) and _below(
+            self.worth(plan), self.worth(than), WORTH
+        )
 
 
-def _clearly(new: tuple[float, float], old: tuple[float, float]) -> bool:
+def _below(new: tuple[float, float], old: tuple[float, float], share: float) -> bool:
     if old[0] > 1.0:
         return new < old
-    return new[0] == 1.0 and new[1] < old[1] * WORTH
+    return new[0] == 1.0 and new[1] < old[1] * share
 
 
 def _knobs(plan: Plan) -> object:
@@ -156,7 +160,7 @@ def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
         return plan
     now: list[tuple[Op, int, RoleName]] = [
         (Op.PREFILL, 0, RoleName.DRAFT), (Op.PREFILL, 0, RoleName.PRM), (Op.PREFILL, 0, RoleName.TARGET),
-        (Op.VERIFY, 0, verifier), (Op.DRAFT, 0, RoleName.DRAFT), (Op.BACKTRACK, 0, RoleName.TARGET),
+        (Op.VERIFY, 0, verifier), (Op.DRAFT, 0, RoleName.DRAFT),
     ]  # fmt: skip
     last = 1 + plan.draft_ahead if plan.early_next else plan.draft_ahead
     refines = [(Op.REFINE, r, RoleName.TARGET) for r in range(last + 1)] if plan.prefetch_refine else []
@@ -169,7 +173,8 @@ def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
     }[order]
     if not plan.prefetch_refine:
         now.append((Op.REFINE, 0, RoleName.TARGET))
-    kinds = [*now, *ahead, *syncs]
+    # Where a backtrack is needed nothing else is wanted of the target; ahead of need it is the least likely of all.
+    kinds = [*now, *ahead, (Op.BACKTRACK, 0, RoleName.TARGET), *syncs]
     devices = dict.fromkeys(plan.placement.values())
     priorities = {
         device: tuple(priority_key(op, r) for op, r, role in kinds if plan.placement.get(role) == device)
