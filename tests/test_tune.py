@@ -112,7 +112,7 @@ def test_a_relative_cap_is_a_multiple_of_the_fastest_plans() -> None:
     capped = simulate(plan(Wish(Objective.ENERGY, Cap(factor=1.2))), UNEVEN, SAMPLES, CHOICE_SEED)
     assert capped.mean_us <= 1.2 * fast.mean_us * (1 + 1e-9)
     assert capped.energy_mj <= fast.energy_mj
-    with pytest.raises(UserError, match="no plan was found that takes at most .* ms a problem; the nearest takes"):
+    with pytest.raises(UserError, match=r"no plan was found that takes at most .* ms a problem; the nearest takes"):
         plan(Wish(Objective.ENERGY, Cap(factor=0.2)))
 
 
@@ -122,5 +122,5 @@ def test_caps_are_read_from_words() -> None:
     assert read_caps("1.2x", "0.5x") == (Cap(factor=1.2), Cap(factor=0.5))
     assert Cap(factor=1.5).of(2.0) == 3.0 and Cap(7.0).of(2.0) == 7.0
     for wrong in ("x", "fast", "-1ms", "0x", "nanx", "infx", "3", "3 J"):
-        with pytest.raises(UserError, match="--max-latency is .*; use a factor such as 1.2x"):
+        with pytest.raises(UserError, match=r"--max-latency is .*; use a factor such as 1\.2x"):
             read_caps(wrong, None)
