@@ -11,8 +11,9 @@ from planner.workflow import NEEDED_ROLES, VERIFIER, Policy, RoleName, Workflow
 def lower(workflow: Workflow, rounds: int = 3, steady: bool = False) -> TaskGraph:
     """The conditional task graph of `rounds` rounds of the workflow's policy, from the prompt on.
 
-    A `steady` window lies amid a problem instead: prompts are read, and each outcome goes on to the first step of the
-    next round, so that what runs ahead across the window's end counts as what ran ahead across its beginning does.
+    A `steady` window lies amid a problem instead, as many rounds from its beginning as from its end: prompts are read,
+    and each outcome goes on to the first step of the next round, so that what runs ahead across the window's end
+    counts as what ran ahead across its beginning does. What roles have to catch up with then is the mean.
 
     A round is one pass through the policy's loop. The outcomes of a round are accepted (A), refined (R) and, for
     the policy `backtrack`, backtracked (B). Task ids carry the outcomes of the rounds before: `draft.AR` drafts the
@@ -20,10 +21,10 @@ def lower(workflow: Workflow, rounds: int = 3, steady: bool = False) -> TaskGrap
     check. A backtrack ends the window on its branch: where it leads to depends on more than the window, and what
     follows costs the same under every plan.
     """
-    builder = _Builder(workflow, steady)
+    builder = _Builder(workflow, rounds, steady)
     if not steady:
         builder.prefill()
-    builder.round(_Node(history="", guard=(), writer=None), rounds)
+    builder.round(_Node(history="", guard=(), writer=None))
     return verify(TaskGraph(rounds, tuple(builder.tasks), tuple(builder.edges), steady))
 
 
@@ -40,6 +41,7 @@ class _Node:
 @dataclass
 class _Builder:
     workflow: Workflow
+    rounds: int
     steady: bool
     tasks: list[Task] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
@@ -48,6 +50,17 @@ class _Builder:
     def verifier(self) -> RoleName:
         """Who scores."""
         return VERIFIER.get(self.workflow.policy.kind, RoleName.PRM)
+
+    @property
+    def before(self) -> int:
+        """Rounds of the problem before the window."""
+        return max(0, self.workflow.statistics.steps - self.rounds) // 2 if self.steady else 0
+
+    @property
+    def accepted_before(self) -> int:
+        """Steps that the target has not read when the window begins, on average: accepted since it last wrote."""
+        accept = self.workflow.statistics.accept
+        return round(sum(accept**n for n in range(1, self.before + 1)))
 
     def prefill(self) -> None:
         for role in NEEDED_ROLES[self.workflow.policy.kind]:
@@ -86,11 +99,12 @@ class _Builder:
         s = self.workflow.statistics
         # How far back an alternative went is not known: its place counts as deep as that of a refined step.
         steps = {"A": s.draft_step_tokens, "R": s.target_step_tokens, "B": s.target_step_tokens}
-        return s.prompt_tokens + sum(steps[outcome] for outcome in node.history)
+        mean = s.accept * s.draft_step_tokens + (1 - s.accept) * s.target_step_tokens
+        return s.prompt_tokens + int(self.before * mean) + sum(steps[outcome] for outcome in node.history)
 
-    def round(self, node: _Node, rounds: int) -> None:
+    def round(self, node: _Node) -> None:
         """The tasks of one round and, below it, of the rounds that can follow."""
-        over = len(node.history) == rounds
+        over = len(node.history) == self.rounds
         if over and not self.steady:
             return
         stats, policy = self.workflow.statistics, self.workflow.policy
@@ -99,18 +113,20 @@ class _Builder:
         # A role that did not write the step before still has to read it; the first steps may all be the target's.
         refined = self.refined_tokens(node)
         accepted_since = len(node.history) - len(node.history.rstrip("A"))
-        behind_target = 0 if scores_itself else stats.draft_step_tokens * accepted_since
-        behind_verifier = refined if self.unscored(node.history) and not scores_itself else 0
+        if accepted_since == len(node.history):
+            accepted_since += self.accepted_before
+        behind_target = 0 if scores_itself else min(stats.draft_step_tokens * accepted_since, self.context(node))
+        behind_verifier = 0 if scores_itself else self.behind_verifier(node, refined)
         if kind is Policy.TARGET_ONLY or (kind in VERIFIER and len(node.history) < self.opening_steps):
             text = self.add(Op.REFINE, "refine", node, node.guard, [node.writer], tokens_out=stats.target_step_tokens)
             if not over:
-                self.round(_Node(node.history + "R", node.guard, text), rounds)
+                self.round(_Node(node.history + "R", node.guard, text))
             return
         draft = self.draft(node)
         if over:
             return
         if kind is Policy.DRAFT_ONLY:
-            self.round(_Node(node.history + "A", node.guard, draft), rounds)
+            self.round(_Node(node.history + "A", node.guard, draft))
             return
         before = node.history.endswith("A") if node.history else None
         check = self.add(
@@ -135,10 +151,10 @@ class _Builder:
             tokens_out=stats.target_step_tokens,
         )
         kept = rejected
-        if self.may_go_back(node.history):
+        if self.scored(node.history):
             kept = self.backtrack(node, rejected, refine)
-        self.round(_Node(node.history + "A", accepted, draft), rounds)
-        self.round(_Node(node.history + "R", kept, refine), rounds)
+        self.round(_Node(node.history + "A", accepted, draft))
+        self.round(_Node(node.history + "R", kept, refine))
 
     @property
     def question_tokens(self) -> int:
@@ -161,16 +177,19 @@ class _Builder:
         tokens = self.workflow.policy.drafts * self.workflow.statistics.draft_step_tokens
         return self.add(Op.DRAFT, "draft", node, node.guard, [node.writer], behind=behind, tokens_out=tokens)
 
-    def unscored(self, history: str) -> bool:
-        """Whether the verifier has not yet read the last step: a refined one that was taken unscored."""
-        return history.endswith("R") and not self.may_go_back(history[:-1])
-
-    def may_go_back(self, history: str) -> bool:
-        """Whether a step could be replaced: a drafted one, or any if the target may write again at a place."""
+    def scored(self, history: str) -> bool:
+        """Whether a refined step is scored: where a step before it could be replaced, a drafted one, or any if the
+        target may write again at a place."""
         policy = self.workflow.policy
-        return policy.kind is Policy.BACKTRACK and (
-            "A" in history or (policy.resample_alternatives > 0 and history != "")
-        )
+        open_place = "A" in history or (policy.resample_alternatives > 0 and history != "")
+        return policy.kind is Policy.BACKTRACK and (open_place or self.before > 0)
+
+    def behind_verifier(self, node: _Node, refined: int) -> int:
+        """Tokens of the step before that the verifier has not read: of a refined one that was taken unscored."""
+        if node.history:
+            return refined if node.history.endswith("R") and not self.scored(node.history[:-1]) else 0
+        unread = self.before > 0 and not self.scored("")
+        return round(refined * (1 - self.workflow.statistics.accept)) if unread else 0
 
     def backtrack(self, node: _Node, rejected: Guard, refine: str) -> Guard:
         """Verify the refined step and, where that is weak, try an alternative; the guard under which it is not.

@@ -152,7 +152,7 @@ class ShadowSync:
                 continue
             for role in roles:
                 readers = [t.id for t in _readers(graph, writer, role)]
-                if readers:
+                if readers and f"sync.{role}.{writer.id}" not in graph.by_id:
                     _add_sync(graph, tasks, edges, writer, role, readers)
         return _in_order(replace(graph, tasks=tuple(tasks), edges=tuple(edges)))
 

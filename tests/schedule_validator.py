@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations, product
 
-from planner.graph import Task, TaskGraph, Verdict
+from planner.graph import EdgeKind, Op, Task, TaskGraph, Verdict
 from planner.schedule.instance import Instance, Placement, Schedule, Slot
 
 World = dict[str, Verdict]
@@ -53,14 +53,47 @@ def busy(instance: Instance, slots: Mapping[str, Slot], task: Task, world: World
     return slot.start_us, min(slot.end_us, refuted_us + instance.chunk_us[task.role, slot.device])
 
 
+def first_step(graph: TaskGraph) -> str | None:
+    """The step before the time of a steady window begins."""
+    writers = (t.id for t in graph.tasks if t.op in (Op.DRAFT, Op.REFINE) and t.round == 0 and not t.guard)
+    return next(writers) if graph.steady else None
+
+
+def expected_rounds(graph: TaskGraph) -> float:
+    """Rounds that are committed on average; the closing step of a steady window belongs to the next round."""
+    return sum(
+        p * (max(t.round for t in graph.tasks if is_used(t, world)) + (0 if graph.steady else 1))
+        for world, p in worlds(graph)
+    )
+
+
 def objective_us(instance: Instance, slots: Mapping[str, Slot]) -> float:
     """Expected end of the last used task over expected number of rounds."""
-    time, rounds = 0.0, 0.0
+    first = first_step(instance.graph)
+    since = slots[first].end_us if first else 0
+    time = 0.0
     for world, p in worlds(instance.graph):
-        used = [t for t in instance.graph.tasks if is_used(t, world)]
-        time += p * max(slots[t.id].end_us for t in used)
-        rounds += p * (1 + max(t.round for t in used))
-    return time / rounds
+        time += p * (max(slots[t.id].end_us for t in instance.graph.tasks if is_used(t, world)) - since)
+    return time / expected_rounds(instance.graph)
+
+
+def shares_pass(task: Task, slots: Mapping[str, Slot]) -> bool:
+    """Whether a VERIFY is scored by the pass of the one that it may join."""
+    if not task.joins or task.joins not in slots:
+        return False
+    mine, other = slots[task.id], slots[task.joins]
+    return (mine.device, mine.start_us, mine.end_us) == (other.device, other.start_us, other.end_us)
+
+
+def length_us(instance: Instance, slots: Mapping[str, Slot], task: Task) -> int:
+    """How long a task's pass has to be: with all that join it, from the first that shares it on."""
+    if shares_pass(task, slots):
+        return length_us(instance, slots, instance.graph.by_id[task.joins])
+    total, last = instance.duration_us[task.id, slots[task.id].device], task.id
+    while more := [t for t in instance.graph.tasks if t.joins == last and t.id in slots and shares_pass(t, slots)]:
+        last = more[0].id
+        total += instance.joined_us[last, slots[last].device]
+    return total
 
 
 def faults(instance: Instance, schedule: Schedule) -> Iterator[str]:
@@ -81,25 +114,59 @@ def overlaps(instance: Instance, slots: Mapping[str, Slot]) -> list[str]:
     found = []
     tasks = [t for t in instance.graph.tasks if t.id in slots]
     for world, _ in worlds(instance.graph):
-        rows = [(t.id, slots[t.id].device, busy(instance, slots, t, world)) for t in tasks]
+        apart = [t for t in tasks if not shares_pass(t, slots)]
+        rows = [(t.id, slots[t.id].device, busy(instance, slots, t, world)) for t in apart]
         for (a, on_a, when_a), (b, on_b, when_b) in combinations(rows, 2):
-            if on_a == on_b and when_a and when_b and when_a[0] < when_b[1] and when_b[0] < when_a[1]:
-                found.append(f"{a} {when_a} and {b} {when_b} overlap on {on_a} if {world}")
+            both = set(on_a.split("+")) & set(on_b.split("+"))
+            if both and when_a and when_b and when_a[0] < when_b[1] and when_b[0] < when_a[1]:
+                found.append(f"{a} {when_a} and {b} {when_b} overlap on {min(both)} if {world}")
     return found
 
 
 def _task_faults(instance: Instance, schedule: Schedule, slots: Mapping[str, Slot], task: Task) -> Iterator[str]:
     slot = slots[task.id]
-    if slot.device != schedule.placement[task.role]:
+    if slot.device != instance.fixed.get(task.id, schedule.placement[task.role]):
         yield f"{task.id} is on {slot.device} and its role is not"
-    if slot.start_us < 0 or slot.end_us - slot.start_us != instance.duration_us[task.id, slot.device]:
+    if slot.start_us < 0 or slot.end_us - slot.start_us != length_us(instance, slots, task):
         yield f"{task.id} takes from {slot.start_us} to {slot.end_us}"
-    producers = [e.source for e in instance.graph.edges if e.target == task.id]
+    if task.id == first_step(instance.graph) and slot.start_us:
+        yield f"{task.id} begins the window at {slot.start_us}"
+    producers = [e.source for e in instance.graph.edges if e.target == task.id and e.kind is EdgeKind.DATA]
     verdicts = [l.verify for l in task.guard[: len(task.guard) - task.ahead]]
     for source in producers + verdicts:
         arrives = slots[source].end_us + instance.delay_us[slots[source].device, slot.device]
         if slot.start_us < arrives:
             yield f"{task.id} starts at {slot.start_us}, before {source} arrives at {arrives}"
+    for source in (e.source for e in instance.graph.edges if e.target == task.id and e.kind is EdgeKind.STREAM):
+        yield from _stream_faults(instance, slots[source], task, slot)
+
+
+def _stream_faults(instance: Instance, source: Slot, task: Task, slot: Slot) -> Iterator[str]:
+    delay = instance.delay_us[source.device, slot.device]
+    chunk = instance.chunk_us[instance.graph.by_id[source.task].role, source.device]
+    begun = min(source.start_us + chunk, source.start_us + instance.duration_us[source.task, source.device])
+    if slot.start_us < begun + delay:
+        yield f"{task.id} starts at {slot.start_us}, before the first of {source.task} at {begun + delay}"
+    last = source.end_us + delay + instance.read_us.get((task.role, slot.device), 0)
+    if slot.start_us + instance.duration_us[task.id, slot.device] < last:
+        yield f"{task.id} ends at {slot.end_us}, before it can have read {source.task} at {last}"
+
+
+def every_schedule(instance: Instance) -> Iterator[Mapping[str, Slot]]:
+    """All schedules of a tiny instance whose starts are within the sum of all durations and waits."""
+    for placement in instance.placements:
+        places = {t.id: instance.fixed.get(t.id, placement[t.role]) for t in instance.graph.tasks}
+        length = {t.id: instance.duration_us[t.id, places[t.id]] for t in instance.graph.tasks}
+        waits = max(instance.delay_us.values()) + max(instance.chunk_us.values())
+        horizon = sum(length.values()) + len(length) * waits
+        for starts in product(range(horizon), repeat=len(length)):
+            slots = {
+                name: Slot(name, places[name], start, start + length[name])
+                for name, start in zip(length, starts, strict=True)
+            }
+            tried = Schedule(tuple(slots.values()), placement, 0.0, 0.0, "tried")
+            if not any(True for _ in faults(instance, tried)):
+                yield slots
 
 
 def best_us(instance: Instance) -> float:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from planner_cases import TARGET, graphs, workflow, workflows
 
 from planner.errors import UserError
-from planner.graph import Op, Task, TaskGraph, holds, to_text, verify
+from planner.graph import Op, Task, TaskGraph, from_text, holds, to_text, verify
 from planner.lower import lower
 from planner.passes import (
+    BatchVerify,
+    DisaggregatePrefill,
     DraftAhead,
     EarlyNext,
     OneAtATime,
@@ -20,9 +22,11 @@ from planner.passes import (
     PrefetchAhead,
     PrefetchAlternative,
     PrefetchRefine,
+    Prune,
+    ShadowSync,
     run_passes,
 )
-from planner.workflow import NEEDED_ROLES, Policy, Statistics, Workflow
+from planner.workflow import NEEDED_ROLES, Policy, RoleName, Statistics, Workflow
 
 FLOW = workflow(statistics=Statistics(0.8, 0.7, prompt_tokens=24, draft_step_tokens=10, target_step_tokens=12))
 
@@ -176,6 +180,7 @@ SPECULATE: list[Pass] = [
     PrefetchRefine(),
     PrefetchAhead(1),
     PrefetchAlternative(),
+    BatchVerify(),
     EarlyNext(),
 ]
 PASSES: list[Pass] = [DraftAhead(1), DraftAhead(2), PrefetchRefine(), OneAtATime()]
@@ -184,7 +189,7 @@ PASSES: list[Pass] = [DraftAhead(1), DraftAhead(2), PrefetchRefine(), OneAtATime
 def meaning(graph: TaskGraph) -> list[tuple[object, ...]]:
     """Each outcome, its probability and the tasks whose results are used in it."""
     return [
-        (sorted(outcome.items()), p, [replace(t, ahead=0) for t in graph.tasks if holds(t.guard, outcome)])
+        (sorted(outcome.items()), p, [replace(t, ahead=0, joins="") for t in graph.tasks if holds(t.guard, outcome)])
         for outcome, p in graph.outcomes
     ]
 
@@ -273,3 +278,128 @@ def test_the_graph_is_verified_after_each_pass() -> None:
 
     with pytest.raises(UserError, match="task x: breaks the rule 'role'"):
         run_passes(lowered(Policy.RSD), [Breaks(), Mends()])
+
+
+# --- passes that add tasks, or leave some out ---
+
+BRIEF = replace(FLOW, policy=replace(FLOW.policy, kind=Policy.RSD), statistics=replace(FLOW.statistics, steps=1))
+WHOLE: list[Pass] = [*SPECULATE, ShadowSync(), DisaggregatePrefill()]
+
+
+def results(graph: TaskGraph) -> list[tuple[object, ...]]:
+    """Each outcome, its probability, what is written and judged in it, and how many tokens each role then holds."""
+    found = []
+    for outcome, p in graph.outcomes:
+        used = [t for t in graph.tasks if holds(t.guard, outcome)]
+        steps = [(t.id, t.op, t.role, t.round, t.tokens_out, t.accept) for t in used if t.op not in HOUSEKEEPING]
+        held = {role: max((t.context + t.tokens_in + t.tokens_out for t in used if t.role == role), default=0)
+                for role in RoleName}  # fmt: skip
+        found.append((sorted(outcome.items()), p, steps, held))
+    return found
+
+
+HOUSEKEEPING = (Op.PREFILL, Op.SYNC, Op.TRANSFER)
+
+
+@given(workflows(), st.integers(1, 3), st.booleans(), st.lists(st.sampled_from(WHOLE), max_size=6))
+@settings(max_examples=25, deadline=None)
+def test_each_pass_on_or_off_leaves_the_outcomes_unchanged(
+    flow: Workflow, rounds: int, steady: bool, passes: list[Pass]
+) -> None:
+    graph = lower(flow, rounds, steady)
+    changed = run_passes(graph, passes)
+    assert results(changed) == results(graph)
+    assert from_text(to_text(changed)) == changed
+    for each in passes:
+        if not isinstance(each, EarlyNext):
+            assert run_passes(changed, [each]) == run_passes(changed, [each, each])
+
+
+SYNCED = """\
+window rounds=1 steady
+draft = DRAFT draft round=0 in=0 out=10 context=24
+verify = VERIFY prm round=0 in=10 out=0 context=24 accept=0.8 from draft
+refine = REFINE target round=0 in=0 out=12 context=24 if !verify
+draft.A = DRAFT draft round=1 in=0 out=10 context=34 from draft if verify
+sync.draft.refine = SYNC draft round=0 in=12 out=0 context=24 from ~refine if !verify
+draft.R = DRAFT draft round=1 in=0 out=10 context=36 from refine, sync.draft.refine if !verify
+"""
+RESCORED = """\
+sync.prm.refine.A = SYNC prm round=1 in=12 out=0 context=34 from prefill.prm, ~refine.A if verify & !verify.A
+reverify.A = VERIFY prm round=1 in=1 out=0 context=45 accept=0.7 from prefill.prm, refine.A, sync.prm.refine.A\
+ if verify & !verify.A
+"""
+
+
+def test_shadow_sync_reads_the_target_s_step_while_it_is_written() -> None:
+    assert to_text(run_passes(lower(BRIEF, 1, steady=True), [ShadowSync()])) == SYNCED
+    graph = run_passes(lowered(Policy.BACKTRACK), [ShadowSync()])
+    assert "\n".join(line(graph, t) for t in ("sync.prm.refine.A", "reverify.A")) + "\n" == RESCORED
+    # An unscored step is read by the verifier before the draft after it.
+    later = run_passes(lowered(Policy.RSD), [ShadowSync()])
+    assert (later.by_id["verify.R"].tokens_in, later.by_id["verify.R"].context) == (10, 36)
+    assert run_passes(lowered(Policy.TARGET_ONLY), [ShadowSync()]) == lowered(Policy.TARGET_ONLY)
+    one = run_passes(lowered(Policy.RSD), [ShadowSync((RoleName.DRAFT,))])
+    assert {t.id for t in one.tasks if t.op is Op.SYNC} == {"sync.draft.refine"}
+
+
+def test_batch_verify_lets_a_pass_score_the_draft_after_too() -> None:
+    graph = run_passes(lowered(Policy.BACKTRACK, 3), [DraftAhead(2), BatchVerify()])
+    assert line(graph, "verify.A").endswith(" if ?verify with verify")
+    assert {t.id: t.joins for t in graph.tasks if t.joins} == {
+        "verify.A": "verify",
+        "verify.AA": "verify.A",
+        "verify.RA": "verify.R",
+    }
+    # What waits for the verdict cannot share its pass.
+    assert run_passes(lowered(Policy.RSD), [BatchVerify()]) == lowered(Policy.RSD)
+
+
+MOVED = """\
+window rounds=1
+prefill.draft = PREFILL draft round=0 in=24 out=0 context=0
+transfer.draft = TRANSFER draft round=0 in=24 out=0 context=0 from prefill.draft
+draft = DRAFT draft round=0 in=0 out=10 context=24 from transfer.draft
+"""
+
+
+def test_disaggregate_prefill_moves_the_prompt_s_cache() -> None:
+    flow = replace(FLOW, policy=replace(FLOW.policy, kind=Policy.DRAFT_ONLY))
+    assert to_text(run_passes(lower(flow, 1), [DisaggregatePrefill()])) == MOVED
+    steady = lower(flow, 1, steady=True)
+    assert run_passes(steady, [DisaggregatePrefill()]) == steady
+
+
+PRUNED = """\
+window rounds=2 steady cut=0.2
+draft = DRAFT draft round=0 in=0 out=10 context=24
+verify = VERIFY prm round=0 in=10 out=0 context=24 accept=0.8 from draft
+refine = REFINE target round=0 in=0 out=12 context=24 if !verify
+draft.A = DRAFT draft round=1 in=0 out=10 context=34 from draft if verify
+verify.A = VERIFY prm round=1 in=10 out=0 context=34 accept=0.8 from draft.A if verify
+refine.A = REFINE target round=1 in=10 out=12 context=24 from draft if verify & !verify.A
+draft.AA = DRAFT draft round=2 in=0 out=10 context=44 from draft.A if verify & verify.A
+draft.AR = DRAFT draft round=2 in=12 out=10 context=34 from refine.A if verify & !verify.A
+draft.R = DRAFT draft round=1 in=12 out=10 context=24 from refine if !verify
+"""
+
+
+def test_prune_ends_the_window_early_where_it_is_unlikely_and_says_so() -> None:
+    graph = run_passes(lower(BRIEF, 2, steady=True), [Prune(0.25)])
+    assert to_text(graph).replace("cut=0.19999999999999996", "cut=0.2") == PRUNED
+    cold = run_passes(lower(BRIEF, 2), [Prune(0.25)])
+    assert "draft.R" not in cold.by_id and "refine" in cold.by_id
+
+
+@given(workflows(), st.integers(1, 4), st.booleans(), st.floats(0.0, 0.6))
+@settings(max_examples=40, deadline=None)
+def test_prune_keeps_all_of_the_probability(flow: Workflow, rounds: int, steady: bool, below: float) -> None:
+    graph = lower(flow, rounds, steady)
+    pruned = run_passes(graph, [Prune(below)])
+    assert sum(p for _, p in pruned.outcomes) == pytest.approx(1.0)
+    assert set(pruned.by_id) <= set(graph.by_id)
+    assert 0 <= pruned.cut <= 1 + 1e-9
+    for task in pruned.tasks:
+        likely = graph.chance(task.guard) >= below
+        assert likely or task.round == 0 or steady or task.op not in (Op.DRAFT,)
+    assert run_passes(graph, [Prune(0.0)]) == graph

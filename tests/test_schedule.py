@@ -302,7 +302,7 @@ def test_memory_limits_placements() -> None:
     instance = build(lower(flow, 1), flow, tight, LinearCosts())
     assert all(list(p.values()).count("a") <= 1 for p in instance.placements)
     assert dict.fromkeys((DRAFT, PRM, TARGET), "b") in instance.placements
-    missing = "the least is missing where a has 7e-06 GB and draft and prm and target need .* GB, .* GB too much; add"
+    missing = r"the least is missing where a has 7e-06 GB and draft and prm and target need .* GB, .* GB too much; add"
     with pytest.raises(UserError, match=missing):
         build(lower(flow, 1), flow, machine(device("a", memory_bytes=7000)), LinearCosts())
 

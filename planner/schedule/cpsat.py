@@ -256,8 +256,8 @@ class _Model:
         self.worked: dict[Run, cp_model.IntVar] = {}
         if energetic:
             terms = list(self._energy(devices))
-            weighted = [int(self.weights.energy * unit * w / 1000) * x for w, x in terms]
-            objective = cp_model.LinearExpr.sum([objective, *weighted])
+            watts_of = [int(self.weights.energy * unit * w / 1000) for w, _ in terms]
+            objective = objective + cp_model.LinearExpr.weighted_sum([x for _, x in terms], watts_of)
             if self.aim.max_energy_mj < inf:
                 scale = 100_000 / max(watts, 1e-9)
                 most_mj = self.aim.max_energy_mj * 1000 * rounds * self.share * scale * (1 + 1e-6)

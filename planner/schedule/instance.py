@@ -17,6 +17,9 @@ from planner.workflow import RoleName, Workflow
 TOKEN_BYTES = 4
 CHUNK_TOKENS = 8
 """Tokens in a chunk of generation: a cancel takes effect at the end of one."""
+SPREAD = tuple(0.5 + (n + 0.5) / 8 for n in range(8))
+"""Lengths of steps, as shares of their mean: from half to one and a half, as the simulation draws them. A pass of a
+block of rows costs the same for one row as for all, so that the mean length does not have the mean cost."""
 
 Placement = Mapping[RoleName, str]
 """The place of each role: a device, or a set of devices that compute as one."""
@@ -329,13 +332,18 @@ def _fate(task: Task, outcome: Outcome) -> tuple[str, ...] | None:
 
 
 def _duration_us(graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: int) -> int:
-    total, context = 0, task.context + task.tokens_in
+    """The mean over the lengths that steps have; a prompt has one length."""
+    if task.op is Op.PREFILL:
+        return costs.prefill_us(task.role, place, task.tokens_in, task.context) if task.tokens_in else 0
     streams = any(kind is EdgeKind.STREAM for _, _, kind in graph.digraph.in_edges(task.id, data="kind"))
-    for done, tokens in _chunks(task.tokens_in, chunk if streams else task.tokens_in):
-        total += costs.prefill_us(task.role, place, tokens, task.context + done)
-    for done, tokens in _chunks(task.tokens_out, chunk):
-        total += costs.decode_us(task.role, place, tokens, context + done)
-    return total
+    total = 0
+    for share in SPREAD:
+        read, written = round(task.tokens_in * share), round(task.tokens_out * share)
+        for done, tokens in _chunks(read, chunk if streams else read):
+            total += costs.prefill_us(task.role, place, tokens, task.context + done)
+        for done, tokens in _chunks(written, chunk):
+            total += costs.decode_us(task.role, place, tokens, task.context + task.tokens_in + done)
+    return round(total / len(SPREAD))
 
 
 def _chunks(tokens: int, size: int) -> Iterable[tuple[int, int]]:
