@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
 from models_jax.loading import save_checkpoint
 from models_jax.transformer import Decoder
 
@@ -38,7 +38,7 @@ def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **c
         tie_word_embeddings=tied,
         attention_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
-        reward_head=reward,
+        reward_head=RewardHead.TWO_CLASS if reward else None,
         **(shape | changes),
     )
 
