@@ -67,6 +67,9 @@ def write_folder(path: Path, folder: Path) -> None:
             mend="use the model in Hugging Face layout",
         ) from None
     tokenizer.save_pretrained(folder)
+    head = _value(reader, f"{_value(reader, 'general.architecture')}.attention.key_length")
+    if head is not None:
+        config["head_dim"] = int(head)
     config["tie_word_embeddings"] = all(tensor.name != "output.weight" for tensor in reader.tensors)
     config["rope_parameters"] = _rope(reader, config, path)
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str) + "\n")

@@ -61,15 +61,16 @@ class GgufWeights:
         return self._places[name].shape
 
     def read(self, name: str, blocks: Sequence[slice]) -> Iterator[tuple[slice, np.ndarray]]:
-        """See `models_jax.weight_files.Weights`. The map of the file lasts as long as the tensor is read."""
+        """See `models_jax.weight_files.Weights`. A map of the file lasts as long as a block is read."""
         from gguf import dequantize
 
         place = self._places[name]
         rows = place.shape[0]
-        raw = np.memmap(self._file, np.uint8, "r", place.offset, (rows, place.size // rows))
         order = self._order(name, rows)
         for block in blocks:
-            packed = np.ascontiguousarray(raw[order[block]])
+            raw = np.memmap(self._file, np.uint8, "r", place.offset, (rows, place.size // rows))
+            packed = np.asarray(raw[order[block]])
+            del raw
             try:
                 numbers = dequantize(packed, place.kind)
             except NotImplementedError:

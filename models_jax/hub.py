@@ -33,7 +33,9 @@ def find(model: str, where: str = "") -> Path:
         mend = f"accept its licence at https://huggingface.co/{name} and set HF_TOKEN"
         raise UserError(f"the hub lets only some people have {name}", where=where, mend=mend) from None
     except RevisionNotFoundError:
-        raise UserError(f"{name} has no revision {revision}", where=where, mend="leave out @ and what follows") from None
+        raise UserError(
+            f"{name} has no revision {revision}", where=where, mend="leave out @ and what follows"
+        ) from None
     except RepositoryNotFoundError:
         raise UserError(f"the hub has no model {name}", where=where, mend="check the name, or set HF_TOKEN") from None
     except LocalEntryNotFoundError:

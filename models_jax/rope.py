@@ -20,7 +20,7 @@ class RopeScaling:
     """How frequencies are lowered for a context longer than the model was first trained for."""
 
     kind: str
-    """`linear`: all are divided by `factor`. `llama3`: the low ones are, the high ones stay, those between are blended."""
+    """`linear`: all are divided by `factor`. `llama3`: low ones are, high ones stay, those between are blended."""
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0

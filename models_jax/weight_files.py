@@ -55,7 +55,7 @@ def open_weights(folder: Path, config: ModelConfig) -> Weights:
 
 
 class SafetensorsWeights:
-    """Tensors of safetensors files. A map lasts as long as a tensor is read, so that its pages do not pile up."""
+    """Tensors of safetensors files. A map lasts as long as a block is read, so that its pages do not pile up."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Read the headers of all files."""
@@ -86,15 +86,15 @@ class SafetensorsWeights:
     def read(self, name: str, blocks: Sequence[slice]) -> Iterator[tuple[slice, np.ndarray]]:
         """See `Weights`. Raises UserError for numbers that are not floating point."""
         path = self._paths[name]
-        with _opened(path) as file:
-            tensor = file.get_slice(name)
-            if tensor.get_dtype() not in FLOATS:
-                raise UserError(
-                    f"tensor {name} is {tensor.get_dtype()}, not floating point",
-                    where=str(path),
-                    mend="use a checkpoint that is not quantised",
-                )
-            for rows in blocks:
+        for rows in blocks:
+            with _opened(path) as file:
+                tensor = file.get_slice(name)
+                if tensor.get_dtype() not in FLOATS:
+                    raise UserError(
+                        f"tensor {name} is {tensor.get_dtype()}, not floating point",
+                        where=str(path),
+                        mend="use a checkpoint that is not quantised",
+                    )
                 yield rows, tensor[rows]
 
 

@@ -23,7 +23,7 @@ WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def model_folder(model: str, where: str = "") -> Path:
-    """The folder of `PREFIX/NAME` for a prefix that a package registers, of a file of a registered kind, else of a path.
+    """The folder of `PREFIX/NAME` for a registered prefix, of a file of a registered kind, else of a path.
 
     Raises UserError that names `where` the model was asked for.
     """

@@ -168,7 +168,9 @@ def test_scores_are_read_at_the_delimiters():
 @pytest.mark.parametrize("reward", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_export_round_trips(tmp_path, reward, tied):
-    model = Decoder(tiny(reward_head=RewardHead.TWO_CLASS if reward else None, tie_word_embeddings=tied).config, nnx.Rngs(0))
+    model = Decoder(
+        tiny(reward_head=RewardHead.TWO_CLASS if reward else None, tie_word_embeddings=tied).config, nnx.Rngs(0)
+    )
     export.export(model, tmp_path / "model", "card")
     again = export.load(tmp_path / "model")
     assert again.config == model.config == ModelConfig.from_folder(tmp_path / "model")

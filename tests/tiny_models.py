@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ TOKENS = (PAD, EOS, DELIMITER, " ", "+", "=", *"0123456789")
 KINDS = ("llama", "qwen2", "qwen3")
 
 
-def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **changes: int) -> ModelConfig:
+def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **changes: Any) -> ModelConfig:
     """Two layers, grouped heads, a context of 96 tokens."""
     shape = {
         "vocab_size": len(TOKENS),

@@ -79,8 +79,9 @@ def greedy(model: Any, prompt: list[int], count: int, unsure: float = 1e-3) -> l
     """Up to `count` greedy tokens, up to where the two best logits are closer than `unsure`."""
     tokens = list(prompt)
     for _ in range(count):
-        last = np.sort(logits(model, tokens)[-1])
-        if last[-1] - last[-2] < unsure:
+        last = logits(model, tokens)[-1]
+        second, first = np.sort(last)[-2:]
+        if first - second < unsure:
             break
-        tokens.append(int(logits(model, tokens)[-1].argmax()))
+        tokens.append(int(last.argmax()))
     return tokens[len(prompt) :]
