@@ -24,6 +24,8 @@ from planner.errors import UserError
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
+FORMAT = 1
+"""Raised when the folders are written in another way, so that old ones are left alone."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What the Llama 3 models use. A file holds the resulting factors alone, which are checked against these."""
 
@@ -35,7 +37,7 @@ def find(model: str, where: str = "") -> Path:
         raise UserError(f"there is no file {model}", where=where, mend="name a GGUF file")
     path = path.resolve()
     state = path.stat()
-    key = hashlib.sha256(f"{path}\0{state.st_size}\0{state.st_mtime_ns}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}".encode()).hexdigest()[:16]
     folder = cache_root() / f"{path.stem}-{key}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ FINDERS = "heteroreason.finders"
 """Entry points: a prefix such as `hub`, or the end of a file's name such as `gguf`, and a function that takes the model
 as it was asked for and where, and gives a folder in Hugging Face layout."""
 
-FILES = ("config.json", "generation_config.json", "tokenizer.json")
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """Files that a model's hash covers, beside all of its weights."""
 WEIGHTS = ("*.safetensors", "*.gguf")
 

@@ -20,6 +20,7 @@ from models_jax.loading import load_checkpoint
 from models_jax.names import tensors
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Decoder
+from planner.checkpoint import model_hash
 from planner.errors import UserError
 from planner.shape import ModelShape
 from planner.workflow import Arithmetic, WeightKind
@@ -229,6 +230,15 @@ def test_rounded_weights_are_loaded_as_they_are_rounded(tmp_path, tied):
             np.testing.assert_array_equal(rounded[tensor.scale_path], scale)
         else:
             np.testing.assert_array_equal(rounded[tensor.path], value)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"]
+)
+def test_the_hash_covers_all_that_changes_answers(folder, name):
+    before = model_hash(folder)
+    (folder / name).write_text("other")
+    assert model_hash(folder) != before
 
 
 class TestTokenizer:
