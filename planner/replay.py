@@ -156,6 +156,10 @@ class ReplayBackend:
         number = int(text)
         return (FIRST + number, *(FILLER,) * (self._segments[number][0].draft_in - 2), DELIMITER)
 
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        """The same."""
+        return self.encode(name, text)
+
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """What the first token says."""
         step, fate, last = _unpack(tokens[0])

@@ -134,6 +134,10 @@ class SampledBackend:
         steps = _drawn_length(stats.steps, stats.steps_spread, f"steps/{text}", 0)
         return (STEPS + steps, *(FILLER,) * (stats.prompt_tokens - 2), DELIMITER)
 
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        """See `encode`."""
+        return self.encode(name, text)
+
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """The first token is the step's text."""
         return f"{tokens[0]}\n"

@@ -57,6 +57,15 @@ class Arithmetic(StrEnum):
     """The integer model, W8A8: the same bits on every device that has it."""
 
 
+class WeightKind(StrEnum):
+    """How the matrices of a float role are held."""
+
+    SAME = "same"
+    """As the arithmetic has them."""
+    INT8 = "int8"
+    """Rounded to int8 with a scale for each output channel; products are still those of the arithmetic."""
+
+
 @dataclass(frozen=True)
 class Numerics:
     """The numerics class of a role: two placements within one class give the same tokens.
@@ -71,6 +80,7 @@ class Numerics:
     cache_tokens: int = 256
     tensor_parallel: int = 1
     """Equal devices that each product is split over: a sum of parts rounds differently than a whole."""
+    weights: WeightKind = WeightKind.SAME
     processor: str | None = None
     """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 
@@ -80,7 +90,7 @@ class Role:
     """One role: the model that plays it and its numerics class."""
 
     model: str
-    """`zoo/NAME` for a model that ships, else a folder in Hugging Face layout."""
+    """`zoo/NAME` for a model that ships, `hub/OWNER/NAME`, a GGUF file, or a folder in Hugging Face layout."""
     numerics: Numerics = field(default_factory=Numerics)
 
 
@@ -279,6 +289,9 @@ def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
     yield f"{key}.cache_tokens", slots, rows < 1 or slots % rows == 0, mend
     mend = f"use at least {budget.tokens} (budget.tokens), and more for the prompt, or lower the budget"
     yield f"{key}.cache_tokens", slots, slots >= budget.tokens, mend
+    right = numerics.weights == WeightKind.SAME or numerics.arithmetic != Arithmetic.INT8
+    mend = "leave the key out: the weights of the integer model are int8 already"
+    yield f"{key}.weights", numerics.weights, right, mend
     processor = numerics.processor
     right = processor is None or right_name(processor)
     yield f"{key}.processor", processor, right, "name a processor of the machine file or leave the key out"

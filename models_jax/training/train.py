@@ -38,6 +38,7 @@ def losses(model: Decoder, batch: tuple[jax.Array, ...], reward: bool) -> tuple[
     order = jnp.arange(tokens.shape[1])
     mask = (segments[:, :, None] == segments[:, None, :]) & (order[None, :, None] >= order[None, None, :])
     hidden, _ = model.hidden(tokens, positions, mask)
+    assert isinstance(model.embed_tokens, nnx.Embed), "weights of 8 bits are not trained"
     log_probability = jax.nn.log_softmax(model.embed_tokens.attend(hidden) if reward else model.logits(hidden))
     entropy = -jnp.sum(targets * log_probability, axis=-1)
     language = jnp.sum(entropy * weights) / jnp.maximum(jnp.sum(weights), 1.0)
@@ -54,7 +55,7 @@ Update = Callable[..., tuple[nnx.State, optax.OptState, jax.Array, jax.Array]]
 @lru_cache(maxsize=8)
 def update_of(recipe: Recipe, graph: nnx.GraphDef[Decoder]) -> Update:
     """The compiled training step: weights, optimiser's memory and a batch to new ones, the loss and its two parts."""
-    transform, reward = optimiser(recipe), recipe.config.reward_head
+    transform, reward = optimiser(recipe), recipe.config.reward_head is not None
 
     def objective(state: nnx.State, batch: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         language, verdict = losses(nnx.merge(graph, state), batch, reward)

@@ -80,6 +80,10 @@ class Engine:
         """Token ids of a text for a role."""
         return self.workers.encode(self.plan.placement[role], role, text)
 
+    def encode_prompt(self, role: RoleName, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt for a role."""
+        return self.workers.encode_prompt(self.plan.placement[role], role, text)
+
     def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
         """Text of a role's token ids."""
         return self.workers.decode(self.plan.placement[role], role, tokens)

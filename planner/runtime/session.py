@@ -45,6 +45,10 @@ class Host(Protocol):
         """Token ids of a text for a role."""
         ...
 
+    def encode_prompt(self, role: RoleName, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt for a role."""
+        ...
+
     def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
         """Text of a role's token ids."""
         ...
@@ -97,7 +101,7 @@ class Session:
     def __post_init__(self) -> None:
         plan, problems = self.host.plan, self.host.problems
         text = problems.prompt(self.problem)
-        self.prompt = {role: self.host.encode(role, text) for role in plan.roles}
+        self.prompt = {role: self.host.encode_prompt(role, text) for role in plan.roles}
         self.score_prompt = self._score_prompt()
         self._check_room()
         self.base = Node(None, None, self.problem.key)
