@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import exp, log1p, sqrt
-from statistics import NormalDist
 
 import numpy as np
 
 from planner.cost import Costs
+from planner.lengths import LONGEST, factor
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.report import Report, report
@@ -26,9 +25,6 @@ from planner.workflow import Role, RoleName, Statistics, Workflow
 
 DELIMITER = 1
 FILLER = 2
-LONGEST = 8
-"""No step is longer than so many times the mean."""
-STANDARD_NORMAL = NormalDist()
 STEPS = 16
 """A prompt begins with this and the number of the problem's steps."""
 FIRST = 1 << 16
@@ -197,10 +193,8 @@ def _length_of_last_step(tokens: list[int]) -> int:
 
 
 def _drawn_length(mean: int, spread: float, what: str, number: int) -> int:
-    """A whole number with a log-normal distribution, from 1 to LONGEST times the mean."""
-    sigma = sqrt(log1p(spread**2))
-    factor = exp(sigma * STANDARD_NORMAL.inv_cdf(_uniform(what, number)) - sigma**2 / 2)
-    return min(max(1, round(mean * factor)), LONGEST * mean)
+    """A whole number, at least 1."""
+    return max(1, round(mean * factor(spread, _uniform(what, number))))
 
 
 def _uniform(what: str, number: int) -> float:

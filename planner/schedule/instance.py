@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 from planner.cost import CACHES, Costs, Shortage, shortages
 from planner.errors import UserError
 from planner.graph import EdgeKind, Op, Outcome, Task, TaskGraph, broken_by, holds
+from planner.lengths import factors
 from planner.machine import Machine, members, place_name, transfer_us
-from planner.workflow import RoleName, Workflow
+from planner.workflow import RoleName, Statistics, Workflow
 
 TOKEN_BYTES = 4
 CHUNK_TOKENS = 8
 """Tokens in a chunk of generation: a cancel takes effect at the end of one."""
-SPREAD = tuple(0.5 + (n + 0.5) / 8 for n in range(8))
-"""Lengths of steps, as shares of their mean: from half to one and a half, as the simulation draws them. A pass of a
-block of rows costs the same for one row as for all, so that the mean length does not have the mean cost."""
 
 Placement = Mapping[RoleName, str]
 """The place of each role: a device, or a set of devices that compute as one."""
@@ -256,7 +254,7 @@ def build(
     possible = {(r, d) for p in placements for r, d in p.items()}
     places = dict.fromkeys([*devices, *(d for _, d in possible), *elsewhere.values()])
     pairs = {(t, d) for t in graph.tasks for d in places if (t.role, d) in possible or elsewhere.get(t.id) == d}
-    length = {(t.id, d): _duration_us(graph, t, d, costs, chunk_tokens) for t, d in pairs}
+    length = {(t.id, d): _duration_us(graph, t, d, costs, chunk_tokens, workflow.statistics) for t, d in pairs}
     for task, d in pairs:
         if task.op is Op.TRANSFER:
             source = next((elsewhere[p.id] for p in graph.producers(task.id) if p.id in elsewhere), d)
@@ -331,19 +329,25 @@ def _fate(task: Task, outcome: Outcome) -> tuple[str, ...] | None:
     return tuple(broken_by(task.guard, outcome)) or None
 
 
-def _duration_us(graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: int) -> int:
-    """The mean over the lengths that steps have; a prompt has one length."""
+def _duration_us(graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: int, statistics: Statistics) -> int:
+    """The mean over the lengths that steps have; a prompt has one length.
+
+    A pass of a block of rows costs the same for one row as for all, so that the mean length does not have the mean
+    cost.
+    """
     if task.op is Op.PREFILL:
         return costs.prefill_us(task.role, place, task.tokens_in, task.context) if task.tokens_in else 0
     streams = any(kind is EdgeKind.STREAM for _, _, kind in graph.digraph.in_edges(task.id, data="kind"))
+    drafted = task.role is RoleName.DRAFT or any(p.op is Op.DRAFT for p in graph.producers(task.id))
+    shares = factors(statistics.draft_step_spread if drafted else statistics.target_step_spread)
     total = 0
-    for share in SPREAD:
+    for share in shares:
         read, written = round(task.tokens_in * share), round(task.tokens_out * share)
         for done, tokens in _chunks(read, chunk if streams else read):
             total += costs.prefill_us(task.role, place, tokens, task.context + done)
         for done, tokens in _chunks(written, chunk):
             total += costs.decode_us(task.role, place, tokens, task.context + task.tokens_in + done)
-    return round(total / len(SPREAD))
+    return round(total / len(shares))
 
 
 def _chunks(tokens: int, size: int) -> Iterable[tuple[int, int]]:
