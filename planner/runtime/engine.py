@@ -189,6 +189,10 @@ class _Session:
             max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
             key=request.sampling_key(sampling.seed),
             temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            begun=len(begun),
         )
 
     def _begun(self, request: Request) -> list[int]:
