@@ -31,6 +31,10 @@ class FpgaBackend:
         """Token ids of `text` for role `name`."""
         return self._role(name).encode(text)
 
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt `text` for role `name`."""
+        return self._role(name).encode_prompt(text)
+
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """Text of `tokens` of role `name`."""
         return self._role(name).decode(tokens)

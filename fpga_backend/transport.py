@@ -23,6 +23,10 @@ class Transport(Protocol):
         """Token ids of `text`."""
         ...
 
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt `text`."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from models_jax.loading import load_checkpoint
 from models_jax.sequences import Held, Sequences
 from models_jax.speculate import Drafter
 from models_jax.stops import Stops
+from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache
 from planner.checkpoint import model_hash
 from planner.errors import UserError
 from planner.runtime.backend import ModelInfo, Output, Work
-from planner.workflow import Arithmetic, Role, RoleName
+from planner.workflow import Arithmetic, Role, RoleName, WeightKind
 
 DTYPES = {Arithmetic.FLOAT32: jnp.float32, Arithmetic.BFLOAT16: jnp.bfloat16}
 
@@ -41,9 +43,12 @@ class FloatRunner:
         self._dtype = DTYPES[role.numerics.arithmetic]
         self._row_block = role.numerics.row_block
         with enough_memory(name):
-            self.config, model = load_checkpoint(folder, self._dtype, device)
+            int8_weights = role.numerics.weights is WeightKind.INT8
+            config, model = load_checkpoint(folder, self._dtype, device, int8_weights=int8_weights)
             self._weights = weights_of(model)
         self._tokenizer = Tokenizer(folder)
+        self.config = replace(config, known_tokens=self._tokenizer.size)
+        self._format = TextFormat(self._tokenizer, folder, delimiter, self.config)
         self._check(role, folder)
         # Padding of the last block is written behind the last token.
         self._slots = role.numerics.cache_tokens + self._row_block
@@ -60,7 +65,7 @@ class FloatRunner:
         c = self.config
         self.info = ModelInfo(
             model_hash=model_hash(folder),
-            tokenizer_hash=self._tokenizer.hash,
+            tokenizer_hash=self._format.hash,
             weight_bytes=sum(w.nbytes for w in self._weights) + (self._drafter.weight_bytes if self._drafter else 0),
             kv_bytes_per_token=2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self._dtype(0).nbytes,
             context_tokens=context,
@@ -71,7 +76,11 @@ class FloatRunner:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
-        return self._tokenizer.encode(text)
+        return self._format.step(text)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt `text`."""
+        return self._format.prompt(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`."""

@@ -1,8 +1,14 @@
-"""Decoders from checkpoints in Hugging Face layout, and back."""
+"""Decoders from checkpoints: safetensors in Hugging Face layout or a GGUF file, and back to safetensors.
+
+Weights are read through memory maps, in blocks of rows that are cast as they come, the largest tensor first. So the
+host never holds much more than the weights themselves.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +16,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from models_jax.config import ModelConfig
 from models_jax.device import Device
+from models_jax.int8_weights import quantise
 from models_jax.names import Tensor, tensors, unused
 from models_jax.transformer import Decoder
-from models_jax.weight_files import weight_files
+from models_jax.weight_files import Weights, open_weights
 from planner.errors import UserError
 
+BLOCK_BYTES = 4 << 20
+"""Rows are read in blocks of at most this size, counted in float32; at least one row."""
 
-def load_checkpoint(folder: Path, dtype: Any = jnp.float32, device: Device = None) -> tuple[ModelConfig, Decoder]:
-    """The decoder in `folder`, its weights cast to `dtype` and put on `device`, one tensor at a time."""
-    config = ModelConfig.from_folder(folder)
-    expected = {tensor.name: tensor for tensor in tensors(config)}
-    loaded: dict[tuple[str | int, ...], jax.Array] = {}
-    for path in weight_files(folder):
-        try:
-            _read_file(path, expected, config, loaded, dtype, device)
-        except SafetensorError as bad:
-            raise UserError(f"the file is damaged ({bad})", where=str(path), mend="download the file again") from None
-    missing = [tensor.name for tensor in expected.values() if tensor.path not in loaded]
-    if missing:
-        raise UserError(
-            f"tensor {missing[0]} is missing ({len(missing)} in all)",
-            where=str(folder),
-            mend="check that config.json and the weights belong together",
-        )
+MISMATCH = "check that config.json and the weights belong together"
+
+Flat = dict[tuple[str | int, ...], jax.Array]
+"""Parameters by their path in the decoder."""
+
+
+def load_checkpoint(
+    folder: Path, dtype: Any = jnp.float32, device: Device = None, *, int8_weights: bool = False
+) -> tuple[ModelConfig, Decoder]:
+    """The decoder in `folder`, its weights cast to `dtype`, or its matrices rounded to int8, and put on `device`.
+
+    Raises UserError that names a tensor that is missing, misshapen or has no place.
+    """
+    config = replace(ModelConfig.from_folder(folder), int8_weights=int8_weights)
+    weights = open_weights(folder, config)
+    table = tensors(config)
+    _check(weights, table, config, folder)
+    loaded: Flat = {}
+    for tensor in sorted(table, key=lambda t: prod(t.shape), reverse=True):
+        if int8_weights and tensor.matrix:
+            _add_rounded(weights, tensor, loaded, device)
+        else:
+            _add_cast(weights, tensor, dtype, loaded, device)
     graph, _ = nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
     return config, nnx.merge(graph, nnx.from_flat_state([(path, nnx.Param(value)) for path, value in loaded.items()]))
 
@@ -54,41 +68,57 @@ def save_checkpoint(folder: Path, config: ModelConfig, model: Decoder) -> None:
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=2) + "\n")
 
 
-def _read_file(
-    path: Path,
-    expected: dict[str, Tensor],
-    config: ModelConfig,
-    loaded: dict[tuple[str | int, ...], jax.Array],
-    dtype: Any,
-    device: Device,
-) -> None:
-    """Add the tensors of one safetensors file to `loaded`, keyed by their path in the decoder."""
-    with safe_open(path, "np") as file:
-        for name in file.keys():  # noqa: SIM118 (it is no mapping)
-            tensor = expected.get(name)
-            if tensor is not None:
-                value = _checked(file.get_tensor(name), tensor, path)
-                value = value.T if tensor.transposed else value
-                loaded[tensor.path] = jax.device_put(value.astype(dtype), device)
-            elif not unused(name, config):
-                raise UserError(
-                    f"tensor {name} has no place in a {config.model_type} model of this config.json",
-                    where=str(path),
-                    mend="check that config.json and the weights belong together",
-                )
+def _check(weights: Weights, table: list[Tensor], config: ModelConfig, folder: Path) -> None:
+    """Compare the files' tensors with the table before any of them is read."""
+    expected = {tensor.name: tensor for tensor in table}
+    for name in weights:
+        if name not in expected and not unused(name, config):
+            raise UserError(
+                f"tensor {name} has no place in a {config.model_type} model of this config.json",
+                where=str(weights.path(name)),
+                mend=MISMATCH,
+            )
+    missing = [name for name in expected if name not in weights]
+    if missing:
+        raise UserError(
+            f"tensor {missing[0]} is missing ({len(missing)} in all)",
+            where=str(folder),
+            mend=MISMATCH,
+        )
+    for tensor in table:
+        shape = weights.shape(tensor.name)
+        if shape != tensor.shape:
+            raise UserError(
+                f"tensor {tensor.name} has shape {shape}, config.json asks for {tensor.shape}",
+                where=str(weights.path(tensor.name)),
+                mend=MISMATCH,
+            )
 
 
-def _checked(value: np.ndarray, tensor: Tensor, path: Path) -> np.ndarray:
-    if value.shape != tensor.shape:
-        raise UserError(
-            f"tensor {tensor.name} has shape {value.shape}, config.json asks for {tensor.shape}",
-            where=str(path),
-            mend="check that config.json and the weights belong together",
-        )
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise UserError(
-            f"tensor {tensor.name} is {value.dtype}, not floating point",
-            where=str(path),
-            mend="use a checkpoint that is not quantised",
-        )
-    return value
+def _blocks(tensor: Tensor) -> list[slice]:
+    """Slices of rows."""
+    rows, size = tensor.shape[0], 4 * prod(tensor.shape[1:])
+    step = max(1, BLOCK_BYTES // size)
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _add_cast(weights: Weights, tensor: Tensor, dtype: Any, loaded: Flat, device: Device) -> None:
+    value = np.empty(tensor.shape[::-1] if tensor.transposed else tensor.shape, dtype)
+    for rows, block in weights.read(tensor.name, _blocks(tensor)):
+        value[(..., rows) if tensor.transposed else rows] = block.T if tensor.transposed else block
+    loaded[tensor.path] = _put(value, device)
+
+
+def _add_rounded(weights: Weights, tensor: Tensor, loaded: Flat, device: Device) -> None:
+    value = np.empty(tensor.shape[::-1] if tensor.transposed else tensor.shape, np.int8)
+    scale = np.empty(tensor.shape[0], np.float32)
+    for rows, block in weights.read(tensor.name, _blocks(tensor)):
+        whole, scale[rows] = quantise(block)
+        value[(..., rows) if tensor.transposed else rows] = whole.T if tensor.transposed else whole
+    loaded[tensor.path] = _put(value, device)
+    loaded[tensor.scale_path] = _put(scale, device)
+
+
+def _put(value: np.ndarray, device: Device) -> jax.Array:
+    # Waiting for the copy keeps the number of host buffers at one.
+    return jax.block_until_ready(jax.device_put(value, device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
 
 
 class Tensor(NamedTuple):
@@ -19,18 +19,28 @@ class Tensor(NamedTuple):
     """As in the file."""
     transposed: bool = False
     """The file keeps (out, in), the decoder (in, out)."""
+    matrix: bool = False
+    """Rows of it are output channels that `ModelConfig.int8_weights` rounds; `scale_path` has their scales."""
+
+    @property
+    def scale_path(self) -> tuple[str | int, ...]:
+        """Place of the scales of a rounded matrix in the decoder."""
+        return (*self.path[:-1], "scale")
 
 
 def tensors(config: ModelConfig) -> list[Tensor]:
     """All tensors of a checkpoint of this shape."""
     c = config
-    table = [Tensor("model.embed_tokens.weight", ("embed_tokens", "embedding"), (c.vocab_size, c.hidden_size))]
+    shape = (c.vocab_size, c.hidden_size)
+    table = [Tensor("model.embed_tokens.weight", ("embed_tokens", "embedding"), shape, matrix=True)]
     for i in range(c.num_hidden_layers):
         table += _layer(c, i)
     table.append(Tensor("model.norm.weight", ("norm", "weight"), (c.hidden_size,)))
-    if c.reward_head:
-        table += _linear("score.0", ("score", "inner"), c.hidden_size, c.hidden_size, bias=True)
-        table += _linear("score.2", ("score", "outer"), c.hidden_size, 2, bias=True)
+    if c.reward_head is RewardHead.TWO_CLASS:
+        table += _linear("score.0", ("score", "inner"), c.hidden_size, c.hidden_size, bias=True, matrix=False)
+        table += _linear("score.2", ("score", "outer"), c.hidden_size, 2, bias=True, matrix=False)
+    elif c.reward_head is RewardHead.SCALAR:
+        table += _linear("v_head.summary", ("score", "summary"), c.hidden_size, 1, bias=True, matrix=False)
     elif not c.tie_word_embeddings:
         table += _linear("lm_head", ("lm_head",), c.hidden_size, c.vocab_size)
     return table
@@ -38,7 +48,8 @@ def tensors(config: ModelConfig) -> list[Tensor]:
 
 def unused(name: str, config: ModelConfig) -> bool:
     """Whether `name` may stand in a checkpoint of this shape although nothing reads it."""
-    headless = config.tie_word_embeddings or config.reward_head
+    own_head = config.reward_head in (RewardHead.TWO_CLASS, RewardHead.SCALAR)
+    headless = config.tie_word_embeddings or own_head
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and headless)
 
 
@@ -50,7 +61,8 @@ def _layer(c: ModelConfig, i: int) -> Iterator[Tensor]:
     for kind, outer in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
         at = (*path, "self_attn", kind)
         yield from _linear(f"{name}.self_attn.{kind}", at, c.hidden_size, outer, bias=c.attention_bias)
-    yield from _linear(f"{name}.self_attn.o_proj", (*path, "self_attn", "o_proj"), wide, c.hidden_size)
+    at = (*path, "self_attn", "o_proj")
+    yield from _linear(f"{name}.self_attn.o_proj", at, wide, c.hidden_size, bias=c.output_bias)
     if c.qk_norm:
         for norm in ("q_norm", "k_norm"):
             yield Tensor(f"{name}.self_attn.{norm}.weight", (*path, "self_attn", norm, "weight"), (c.head_dim,))
@@ -59,7 +71,9 @@ def _layer(c: ModelConfig, i: int) -> Iterator[Tensor]:
     yield from _linear(f"{name}.mlp.down_proj", (*path, "mlp", "down_proj"), c.intermediate_size, c.hidden_size)
 
 
-def _linear(name: str, path: tuple[str | int, ...], inner: int, outer: int, *, bias: bool = False) -> Iterator[Tensor]:
-    yield Tensor(f"{name}.weight", (*path, "kernel"), (outer, inner), transposed=True)
+def _linear(
+    name: str, path: tuple[str | int, ...], inner: int, outer: int, *, bias: bool = False, matrix: bool = True
+) -> Iterator[Tensor]:
+    yield Tensor(f"{name}.weight", (*path, "kernel"), (outer, inner), transposed=True, matrix=matrix)
     if bias:
         yield Tensor(f"{name}.bias", (*path, "bias"), (outer,))

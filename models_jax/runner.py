@@ -17,6 +17,10 @@ class ModelRunner(Protocol):
         """See `planner.runtime.backend.Backend.encode`."""
         ...
 
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """See `planner.runtime.backend.Backend.encode_prompt`."""
+        ...
+
     def decode(self, tokens: Sequence[int]) -> str:
         """See `planner.runtime.backend.Backend.decode`."""
         ...

@@ -8,7 +8,7 @@ which makes them agree more often. All of it is one loop on the device: propose,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -129,12 +129,14 @@ class Drafter:
         """Load the draft of role `name`. UserError if it writes other tokens, or cannot read as many."""
         folder = model_folder(speculate.model)
         self.count = speculate.tokens
-        self.config, model = load_checkpoint(folder, dtype, place)
+        config, model = load_checkpoint(folder, dtype, place)
+        own = Tokenizer(folder)
+        self.config = replace(config, known_tokens=own.size)
         self.weights = weights_of(model)
         self.passes = self.written = 0
         self._caches = CachePool(self.config, slots, dtype, place)
         self._reach: dict[str, Reach] = {}
-        if Tokenizer(folder).hash != tokenizer.hash:
+        if own.hash != tokenizer.hash:
             raise UserError(
                 f"the draft of role {name!r} has another tokenizer",
                 where=str(folder),

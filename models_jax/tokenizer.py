@@ -33,16 +33,28 @@ class Tokenizer:
             raise UserError(f"cannot be read ({bad})", where=str(path), mend="download the file again") from None
         self.hash: str = hashlib.sha256(path.read_bytes()).hexdigest()
         """Models with equal hashes exchange token ids."""
-        self.size: int = self._fast.get_vocab_size(with_added_tokens=True)
+        self.size: int = max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        """One more than the highest id. A model may have more rows, which are padding."""
         self.eos_ids: tuple[int, ...] = _eos_ids(folder)
         """Tokens that end the whole text."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`, no special tokens added. UserError if it cannot be written in tokens."""
+    def encode(self, text: str, *, opening: bool = False) -> tuple[int, ...]:
+        """Token ids of `text`. UserError if it cannot be written in tokens.
+
+        Special tokens are added for an `opening` only: what the tokenizer puts where a text begins.
+        """
         ids = self._written(text)
         if ids is None:
             raise UserError(f"the model's vocabulary has no {self._unwritable(text)}", mend="take it out of the text")
-        return tuple(ids)
+        return tuple(self._fast.encode(text, add_special_tokens=True).ids if opening else ids)
+
+    def id_of(self, text: str) -> int | None:
+        """The one token that is `text`, or None if there is none."""
+        found = self._fast.token_to_id(text)
+        if found is not None:
+            return found
+        ids = self._written(text) or []
+        return ids[0] if len(ids) == 1 else None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`; end-of-text and other special tokens are left out."""
@@ -50,7 +62,7 @@ class Tokenizer:
 
     def token_bytes(self) -> list[bytes]:
         """What each token adds to a text, by id. A token may hold a part of a character only."""
-        ids = range(self._highest() + 1)
+        ids = range(self.size)
         if isinstance(self._fast.decoder, tokenizers.decoders.ByteLevel):
             return [self._byte_level(self._fast.id_to_token(i) or "") for i in ids]
         # Some decoders take the space off a text's first token: so each is read behind another.
@@ -71,9 +83,6 @@ class Tokenizer:
         """The bytes of a token of a byte-level vocabulary; added tokens stand for themselves."""
         found = [BYTE_OF.get(letter) for letter in token]
         return token.encode() if None in found else bytes(b for b in found if b is not None)
-
-    def _highest(self) -> int:
-        return max(self._fast.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def _normal(self, text: str) -> str:
         normaliser = self._fast.normalizer

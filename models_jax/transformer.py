@@ -1,4 +1,4 @@
-"""One decoder for Llama, Qwen2 and Qwen3 shapes, as Flax NNX modules with an explicit cache."""
+"""One decoder for Llama, Mistral, Qwen2 and Qwen3 shapes, as Flax NNX modules with an explicit cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
+from models_jax.int8_weights import Int8Embedding, Int8Linear
+from models_jax.rope import inverse_frequencies
 
 
 @jax.tree_util.register_dataclass
@@ -47,10 +49,19 @@ class RMSNorm(nnx.Module):
         return (wide * self.weight[...].astype(jnp.float32)).astype(x.dtype)
 
 
-def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotate (batch, tokens, heads, head_dim) by position, halves paired as in transformers."""
-    half = x.shape[-1] // 2
-    inverse = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+def linear(config: ModelConfig, rngs: nnx.Rngs, inner: int, outer: int, *, bias: bool = False, share: float = 1.0):
+    """A linear layer as the configuration has its weights; the variance of its fan-in initialisation times `share`."""
+    if config.int8_weights:
+        return Int8Linear(inner, outer, bias)
+    init = nnx.initializers.variance_scaling(share, "fan_in", "normal")
+    return nnx.Linear(inner, outer, use_bias=bias, kernel_init=init, rngs=rngs)
+
+
+def rope(x: jax.Array, positions: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Rotate (batch, tokens, heads, head_dim) by position, halves paired as in transformers.
+
+    `inverse` (head_dim / 2,) is radians a position.
+    """
     angle = positions[..., None].astype(jnp.float32) * inverse
     cos, sin = jnp.cos(angle)[:, :, None, :], jnp.sin(angle)[:, :, None, :]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -58,23 +69,17 @@ def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with RoPE, optional bias (Qwen2) and q/k norm (Qwen3)."""
+    """Grouped-query attention with RoPE, optional biases (Qwen2) and q/k norm (Qwen3)."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         """Fan-in initialisation; the output projection is scaled down by depth."""
         c = config
         self.config = c
-        init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
-        small = nnx.initializers.variance_scaling(0.5 / c.num_hidden_layers, "fan_in", "normal")
-
-        def linear(inner: int, outer: int, bias: bool, initializer=init) -> nnx.Linear:
-            return nnx.Linear(inner, outer, use_bias=bias, kernel_init=initializer, rngs=rngs)
-
         wide, narrow = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = linear(c.hidden_size, wide, c.attention_bias)
-        self.k_proj = linear(c.hidden_size, narrow, c.attention_bias)
-        self.v_proj = linear(c.hidden_size, narrow, c.attention_bias)
-        self.o_proj = linear(wide, c.hidden_size, False, small)
+        self.q_proj = linear(c, rngs, c.hidden_size, wide, bias=c.attention_bias)
+        self.k_proj = linear(c, rngs, c.hidden_size, narrow, bias=c.attention_bias)
+        self.v_proj = linear(c, rngs, c.hidden_size, narrow, bias=c.attention_bias)
+        self.o_proj = linear(c, rngs, wide, c.hidden_size, bias=c.output_bias, share=0.5 / c.num_hidden_layers)
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
 
@@ -97,7 +102,8 @@ class Attention(nnx.Module):
         v = self.v_proj(x).reshape(batch, tokens, c.num_key_value_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
+        inverse = jnp.asarray(inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
+        q, k = rope(q, positions, inverse), rope(k, positions, inverse)
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         if cached is not None:
             at = (0, 0, positions[0, 0], 0)
@@ -120,12 +126,10 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         """Fan-in initialisation; the output projection is scaled down by depth."""
-        init = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
-        small = nnx.initializers.variance_scaling(0.5 / config.num_hidden_layers, "fan_in", "normal")
         hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nnx.Linear(hidden, inner, use_bias=False, kernel_init=init, rngs=rngs)
-        self.up_proj = nnx.Linear(hidden, inner, use_bias=False, kernel_init=init, rngs=rngs)
-        self.down_proj = nnx.Linear(inner, hidden, use_bias=False, kernel_init=small, rngs=rngs)
+        self.gate_proj = linear(config, rngs, hidden, inner)
+        self.up_proj = linear(config, rngs, hidden, inner)
+        self.down_proj = linear(config, rngs, inner, hidden, share=0.5 / config.num_hidden_layers)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Same shape as `x`."""
@@ -149,7 +153,7 @@ class Layer(nnx.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), kv
 
 
-class RewardHead(nnx.Module):
+class TwoClassHead(nnx.Module):
     """Two layers to two classes, as in Qwen2.5-Math-PRM; class 1 is "the prefix is right so far"."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
@@ -162,31 +166,48 @@ class RewardHead(nnx.Module):
         return self.outer(jax.nn.relu(self.inner(x)))
 
 
+class ScalarHead(nnx.Module):
+    """One layer to one number, as in Skywork-o1-Open-PRM."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        """With a bias, as there."""
+        self.summary = nnx.Linear(config.hidden_size, 1, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., hidden) -> (..., 2) logits: the number against zero, whose softmax is the sigmoid."""
+        value = self.summary(x)
+        return jnp.concatenate([jnp.zeros_like(value), value], axis=-1)
+
+
+HEADS = {RewardHead.TWO_CLASS: TwoClassHead, RewardHead.SCALAR: ScalarHead}
+"""Reward heads with weights of their own, which such a model has in place of the vocabulary head."""
+
+
 class Decoder(nnx.Module):
     """The whole model. `hidden` runs the trunk; `logits` and `reward` are its heads."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         """Random weights from `rngs`; a checkpoint is loaded over them."""
         self.config = config
-        self.embed_tokens = nnx.Embed(
-            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(1.0), rngs=rngs
+        self.embed_tokens = (
+            Int8Embedding(config.vocab_size, config.hidden_size)
+            if config.int8_weights
+            else nnx.Embed(
+                config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(1.0), rngs=rngs
+            )
         )
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        fan_in = nnx.initializers.variance_scaling(1.0, "fan_in", "normal")
-        untied = not (config.tie_word_embeddings or config.reward_head)
-        self.lm_head = (
-            nnx.Linear(config.hidden_size, config.vocab_size, use_bias=False, kernel_init=fan_in, rngs=rngs)
-            if untied
-            else None
-        )
-        self.score = RewardHead(config, rngs) if config.reward_head else None
+        own_head = config.reward_head is not None and config.reward_head in HEADS
+        untied = not (config.tie_word_embeddings or own_head)
+        self.lm_head = linear(config, rngs, config.hidden_size, config.vocab_size) if untied else None
+        self.score = HEADS[config.reward_head](config, rngs) if own_head else None
 
     def hidden(
         self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: Cache | None = None
     ) -> tuple[jax.Array, Cache | None]:
         """Final hidden states (batch, tokens, hidden), after the last norm, and the cache written to."""
-        x = self.embed_tokens(tokens)
+        x = self.embed_tokens(tokens).astype(self.norm.weight[...].dtype)
         keys, values = [], []
         for i, layer in enumerate(self.layers):
             x, (k, v) = layer(x, positions, mask, None if cache is None else (cache.k[i], cache.v[i]))
@@ -196,13 +217,27 @@ class Decoder(nnx.Module):
         return self.norm(x), written
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """(..., hidden) -> (..., vocabulary), accumulated and returned in float32."""
-        if self.lm_head is not None:
-            return jnp.matmul(hidden, self.lm_head.kernel[...], preferred_element_type=jnp.float32)
-        return jnp.matmul(hidden, self.embed_tokens.embedding[...].T, preferred_element_type=jnp.float32)
+        """(..., hidden) -> (..., vocabulary), accumulated and returned in float32; padding is minus infinity."""
+        found = self._all_logits(hidden)
+        known = self.config.known_tokens
+        if known is None or known >= self.config.vocab_size:
+            return found
+        return jnp.where(jnp.arange(self.config.vocab_size) < known, found, -jnp.inf)
+
+    def _all_logits(self, hidden: jax.Array) -> jax.Array:
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        if isinstance(head, Int8Embedding | Int8Linear):
+            return head.product(hidden)
+        matrix = head.embedding[...].T if isinstance(head, nnx.Embed) else head.kernel[...]
+        return jnp.matmul(hidden, matrix, preferred_element_type=jnp.float32)
 
     def reward(self, hidden: jax.Array) -> jax.Array:
-        """Probability of "right so far" at each position: (..., hidden) -> (...)."""
-        if self.score is None:
+        """Probability of "right so far" at each position: (..., hidden) -> (...) float32."""
+        if self.score is not None:
+            pair = self.score(hidden).astype(jnp.float32)
+        elif self.config.reward_tokens is not None:
+            right, wrong = self.config.reward_tokens
+            pair = self._all_logits(hidden)[..., jnp.array([wrong, right])]
+        else:
             raise ValueError("this model has no reward head")
-        return jax.nn.softmax(self.score(hidden).astype(jnp.float32), axis=-1)[..., 1]
+        return jax.nn.softmax(pair, axis=-1)[..., 1]

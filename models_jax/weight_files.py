@@ -1,12 +1,110 @@
-"""The files of a checkpoint's weights, one or many. Imports no jax."""
+"""The tensors of a checkpoint's files, read block by block through memory maps. Imports no jax."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from planner.errors import UserError
+
+if TYPE_CHECKING:
+    from models_jax.config import ModelConfig
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+"""Number types of safetensors that are read."""
+
+
+class Weights(Protocol):
+    """The tensors of a checkpoint under the names that Hugging Face gives them."""
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of all tensors."""
+        ...
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor `name`."""
+        ...
+
+    def path(self, name: str) -> Path:
+        """The file that tensor `name` is in."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of tensor `name`; linear layers are (out, in)."""
+        ...
+
+    def read(self, name: str, blocks: Sequence[slice]) -> Iterator[tuple[slice, np.ndarray]]:
+        """Each block of rows of tensor `name` and its numbers, floating point."""
+        ...
+
+
+def open_weights(folder: Path, config: ModelConfig) -> Weights:
+    """The weights in `folder`. Raises UserError if there are none or a file is damaged."""
+    gguf = folder / "model.gguf"
+    if gguf.exists():
+        from models_jax.gguf_weights import GgufWeights
+
+        return GgufWeights(gguf, config)
+    return SafetensorsWeights(weight_files(folder))
+
+
+class SafetensorsWeights:
+    """Tensors of safetensors files. A map lasts as long as a block is read, so that its pages do not pile up."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read the headers of all files."""
+        self._paths: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in paths:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                    self._paths[name] = path
+                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def __iter__(self) -> Iterator[str]:
+        """See `Weights`."""
+        return iter(self._paths)
+
+    def __contains__(self, name: str) -> bool:
+        """See `Weights`."""
+        return name in self._paths
+
+    def path(self, name: str) -> Path:
+        """See `Weights`."""
+        return self._paths[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See `Weights`."""
+        return self._shapes[name]
+
+    def read(self, name: str, blocks: Sequence[slice]) -> Iterator[tuple[slice, np.ndarray]]:
+        """See `Weights`. Raises UserError for numbers that are not floating point."""
+        path = self._paths[name]
+        for rows in blocks:
+            with _opened(path) as file:
+                tensor = file.get_slice(name)
+                if tensor.get_dtype() not in FLOATS:
+                    raise UserError(
+                        f"tensor {name} is {tensor.get_dtype()}, not floating point",
+                        where=str(path),
+                        mend="use a checkpoint that is not quantised",
+                    )
+                yield rows, tensor[rows]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, "np") as file:
+            yield file
+    except SafetensorError as bad:
+        raise UserError(f"the file is damaged ({bad})", where=str(path), mend="download the file again") from None
 
 
 def weight_files(folder: Path) -> list[Path]:

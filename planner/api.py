@@ -132,7 +132,8 @@ def costs_of(workflow: Workflow, machine: Machine, table: CostTable | str | Path
         role = workflow.roles[name]
         folder = _folder(workflow, name)
         config = model_config(folder)
-        shapes[name] = ModelShape.from_config(config, role.numerics.arithmetic, str(folder / "config.json"))
+        where = str(folder / "config.json")
+        shapes[name] = ModelShape.from_config(config, role.numerics.arithmetic, where, role.numerics.weights)
     table = CostTable.load(table) if isinstance(table, str | Path) else table
     return cost_model(machine, workflow, shapes, table)
 

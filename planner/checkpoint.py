@@ -13,12 +13,17 @@ from planner.errors import UserError
 GROUP = "heteroreason.models"
 """Entry points: a prefix such as `zoo` and the function that gives the folder of its models."""
 
+FINDERS = "heteroreason.finders"
+"""Entry points: a prefix such as `hub`, or the end of a file's name such as `gguf`, and a function that takes the model
+as it was asked for and where, and gives a folder in Hugging Face layout."""
+
 FILES = ("config.json", "generation_config.json", "tokenizer.json")
-"""Files that a model's hash covers, beside all of its safetensors."""
+"""Files that a model's hash covers, beside all of its weights."""
+WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def model_folder(model: str, where: str = "") -> Path:
-    """The folder of `PREFIX/NAME` for a prefix that a package registers, else of a path.
+    """The folder of `PREFIX/NAME` for a registered prefix, of a file of a registered kind, else of a path.
 
     Raises UserError that names `where` the model was asked for.
     """
@@ -34,12 +39,16 @@ def model_folder(model: str, where: str = "") -> Path:
                 mend=f"use one of {', '.join(f'{prefix}/{k}' for k in known)}",
             )
         return shelf / name
+    finders = {entry.name: entry for entry in entry_points(group=FINDERS)}
+    for kind in (prefix if name else "", Path(model).suffix.removeprefix(".")):
+        if kind in finders:
+            return finders[kind].load()(model, where)
     folder = Path(model).expanduser()
     if not folder.is_dir():
         raise UserError(
             f"there is no folder {model}",
             where=where,
-            mend="name a folder in Hugging Face layout, or zoo/draft, zoo/prm, zoo/target",
+            mend="name a folder in Hugging Face layout, or zoo/draft, zoo/prm, zoo/target, or hub/OWNER/NAME",
         )
     return folder
 
@@ -61,8 +70,16 @@ def model_config(folder: Path) -> dict[str, Any]:
 def model_hash(folder: Path) -> str:
     """16 hex digits over the names and contents of the model's files."""
     digest = hashlib.sha256()
-    for path in sorted([folder / f for f in FILES] + list(folder.glob("*.safetensors"))):
+    weights = [path for pattern in WEIGHTS for path in folder.glob(pattern)]
+    for path in sorted([folder / f for f in FILES] + weights):
         if path.is_file():
             digest.update(path.name.encode())
-            digest.update(path.read_bytes())
+            _add(digest, path)
     return digest.hexdigest()[:16]
+
+
+def _add(digest: hashlib._Hash, path: Path) -> None:
+    """Feed a file to the digest, a part at a time: weights may be larger than the memory."""
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)

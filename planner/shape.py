@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.errors import UserError
-from planner.workflow import Arithmetic
+from planner.workflow import Arithmetic, WeightKind
 from planner.yaml_file import unknown
 
 BYTES_EACH = {Arithmetic.FLOAT32: 4, Arithmetic.BFLOAT16: 2, Arithmetic.INT8: 1}
 """Bytes of a weight, and of a number in the KV cache."""
-FAMILIES = ["qwen2", "qwen3", "llama"]
+SCALE_BYTES = 4
+"""Bytes of the scale of an output channel."""
+FAMILIES = ["qwen2", "qwen3", "llama", "mistral"]
 """Values of `model_type` whose parameters are counted here."""
 
 
@@ -27,11 +29,34 @@ class ModelShape:
     """Operations of one token's forward pass, attention left out; a multiply-add is two."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], arithmetic: Arithmetic, where: str = "config.json") -> ModelShape:
-        """From a Hugging Face `config.json` of the Qwen2, Qwen3 or Llama family. Raises UserError."""
-        weights, multiplied, kv_numbers = _counts(_Config(config, where))
+    def from_config(
+        cls,
+        config: Mapping[str, Any],
+        arithmetic: Arithmetic,
+        where: str = "config.json",
+        weights: WeightKind = WeightKind.SAME,
+    ) -> ModelShape:
+        """From a Hugging Face `config.json` of the Qwen2, Qwen3, Llama or Mistral family. Raises UserError."""
+        count = _counts(_Config(config, where))
         each = BYTES_EACH[arithmetic]
-        return cls(weights * each, kv_numbers * each, 2 * multiplied)
+        size = (count.rounded + count.others) * each
+        if weights == WeightKind.INT8:
+            size = count.rounded + count.channels * SCALE_BYTES + count.others * each
+        return cls(size, count.cached * each, 2 * count.multiplied)
+
+
+class _Count(NamedTuple):
+    """Numbers of a model."""
+
+    rounded: int
+    """In the matrices that `weights: int8` rounds."""
+    channels: int
+    """Output channels of these matrices."""
+    others: int
+    multiplied: int
+    """With so many a token is multiplied."""
+    cached: int
+    """So many a token leaves in the KV cache."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +82,7 @@ class _Config:
         return bool(self.raw.get(key, False))
 
 
-def _counts(config: _Config) -> tuple[int, int, int]:
-    """(parameters, parameters that a token is multiplied with, numbers that it leaves in the KV cache)."""
+def _counts(config: _Config) -> _Count:
     family = str(config.raw.get("model_type"))
     if family not in FAMILIES:
         raise unknown(f"model_type is {family}", family, FAMILIES, config.where)
@@ -66,13 +90,18 @@ def _counts(config: _Config) -> tuple[int, int, int]:
     heads = config.number("num_attention_heads")
     size = config.number("head_dim", max(1, hidden // heads))
     queries, values = heads * size, config.number("num_key_value_heads", heads) * size
-    inner = config.number("intermediate_size")
+    inner, vocabulary = config.number("intermediate_size"), config.number("vocab_size")
     matrices = layers * (2 * hidden * queries + 2 * hidden * values + 3 * hidden * inner)
+    channels = layers * (queries + 2 * values + 2 * hidden + 2 * inner) + vocabulary
     small = layers * (2 * hidden + _biases(config, family, queries, values, inner)) + hidden
     small += 2 * size * layers if family == "qwen3" else 0
-    embedding = config.number("vocab_size") * hidden
-    head, extra = _head(config, embedding)
-    return matrices + small + embedding + extra, matrices + head, 2 * layers * values
+    embedding, cached = vocabulary * hidden, 2 * layers * values
+    reward = _reward_head(config)
+    if reward:
+        return _Count(matrices + embedding, channels, small + reward, matrices + reward, cached)
+    if config.flag("tie_word_embeddings"):
+        return _Count(matrices + embedding, channels, small, matrices + embedding, cached)
+    return _Count(matrices + 2 * embedding, channels + vocabulary, small, matrices + embedding, cached)
 
 
 def _biases(config: _Config, family: str, queries: int, values: int, inner: int) -> int:
@@ -84,10 +113,9 @@ def _biases(config: _Config, family: str, queries: int, values: int, inner: int)
     return attention + (2 * inner + hidden if config.flag("mlp_bias") else 0)
 
 
-def _head(config: _Config, embedding: int) -> tuple[int, int]:
-    """(parameters of the head, those of them that are not the embedding's). A reward model's has two small layers."""
-    hidden = config.number("hidden_size")
-    if "RewardModel" in str(config.raw.get("architectures", "")):
-        reward = hidden * hidden + hidden + 2 * hidden + 2
-        return reward, reward
-    return embedding, 0 if config.flag("tie_word_embeddings") else embedding
+def _reward_head(config: _Config) -> int:
+    """Numbers of a reward head in place of the vocabulary's: two small layers, or one; 0 if there is none."""
+    hidden, names = config.number("hidden_size"), str(config.raw.get("architectures", ""))
+    if "RewardModel" in names:
+        return hidden * hidden + hidden + 2 * hidden + 2
+    return hidden + 1 if "ForPrmModel" in names else 0

@@ -98,6 +98,10 @@ class SampledBackend:
         """A prompt of the expected length, whatever the text."""
         return (FILLER,) * (self._statistics.prompt_tokens - 1) + (DELIMITER,)
 
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        """See `encode`."""
+        return self.encode(name, text)
+
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """The first token is the step's text."""
         return f"{tokens[0]}\n"

@@ -43,6 +43,15 @@ class Arithmetic(StrEnum):
     """The integer model, W8A8: the same bits on every device that has it."""
 
 
+class WeightKind(StrEnum):
+    """How the matrices of a float role are held."""
+
+    SAME = "same"
+    """As the arithmetic has them."""
+    INT8 = "int8"
+    """Rounded to int8 with a scale for each output channel; products are still those of the arithmetic."""
+
+
 @dataclass(frozen=True)
 class Numerics:
     """The numerics class of a role: two placements within one class give the same tokens.
@@ -55,6 +64,7 @@ class Numerics:
     arithmetic: Arithmetic = Arithmetic.FLOAT32
     row_block: int = 8
     cache_tokens: int = 256
+    weights: WeightKind = WeightKind.SAME
     processor: str | None = None
     """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 
@@ -226,6 +236,9 @@ def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
     yield f"{key}.cache_tokens", slots, rows < 1 or slots % rows == 0, mend
     mend = f"use at least {budget.tokens} (budget.tokens), and more for the prompt, or lower the budget"
     yield f"{key}.cache_tokens", slots, slots >= budget.tokens, mend
+    right = numerics.weights == WeightKind.SAME or numerics.arithmetic != Arithmetic.INT8
+    mend = "leave the key out: the weights of the integer model are int8 already"
+    yield f"{key}.weights", numerics.weights, right, mend
     processor = numerics.processor
     right = processor is None or right_name(processor)
     yield f"{key}.processor", processor, right, "name a processor of the machine file or leave the key out"

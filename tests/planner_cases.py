@@ -319,6 +319,9 @@ class LetterBackend:
             text = text[len(word) :]
         return tuple(tokens)
 
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        return self.encode(name, text)
+
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         return "".join(self.vocabularies[RoleName(name)][t] for t in tokens)
 

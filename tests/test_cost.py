@@ -86,7 +86,7 @@ def test_flags_of_the_config_count() -> None:
         ({"vocab_size": 0}, "c.json: vocab_size is 0; use a whole number above 0"),
         ({"num_attention_heads": True}, "c.json: num_attention_heads is True; use a whole number"),
         ({"model_type": "qwen4"}, "c.json: model_type is qwen4; did you mean qwen"),
-        ({"model_type": None}, "c.json: model_type is None; use one of qwen2, qwen3, llama"),
+        ({"model_type": None}, "c.json: model_type is None; use one of qwen2, qwen3, llama, mistral"),
     ],
 )
 def test_a_config_that_cannot_be_counted(change: dict[str, Any], text: str) -> None:

@@ -137,7 +137,7 @@ def test_misshapen_tensor_is_named(folder):
 
 def test_quantised_tensor_is_named(folder):
     change(folder, lambda values: values.update({"model.norm.weight": np.zeros(32, np.int8)}))
-    with pytest.raises(UserError, match=r"model\.norm\.weight is int8"):
+    with pytest.raises(UserError, match=r"model\.norm\.weight is I8"):
         load_checkpoint(folder)
 
 

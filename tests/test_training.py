@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
 from models_jax.training import data, evaluate, export, traces
 from models_jax.training.recipes import RECIPES
 from models_jax.training.sample import sample
@@ -121,7 +121,7 @@ def test_training_lowers_the_loss_and_is_seeded():
 
 
 def test_reward_training_lowers_the_loss():
-    recipe = replace(tiny(reward_head=True), reward_weight=1.0, steps=20)
+    recipe = replace(tiny(reward_head=RewardHead.TWO_CLASS), reward_weight=1.0, steps=20)
     examples = data.mixed_examples(0, 0.5, [], 0.0, 0.6)
     _, losses = train(recipe, data.pack(examples, recipe.rows))
     assert np.mean(losses[-3:]) < losses[0]
@@ -154,7 +154,7 @@ def test_area_under_curve_against_all_pairs():
 
 
 def test_scores_are_read_at_the_delimiters():
-    model = Decoder(tiny(reward_head=True).config, nnx.Rngs(0))
+    model = Decoder(tiny(reward_head=RewardHead.TWO_CLASS).config, nnx.Rngs(0))
     rng = np.random.default_rng(0)
     runs = [traces.corrupt(traces.draw_problem(name, rng), rng) for name in SETS]
     scored = evaluate.score(model, runs)
@@ -168,7 +168,9 @@ def test_scores_are_read_at_the_delimiters():
 @pytest.mark.parametrize("reward", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_export_round_trips(tmp_path, reward, tied):
-    model = Decoder(tiny(reward_head=reward, tie_word_embeddings=tied).config, nnx.Rngs(0))
+    model = Decoder(
+        tiny(reward_head=RewardHead.TWO_CLASS if reward else None, tie_word_embeddings=tied).config, nnx.Rngs(0)
+    )
     export.export(model, tmp_path / "model", "card")
     again = export.load(tmp_path / "model")
     assert again.config == model.config == ModelConfig.from_folder(tmp_path / "model")

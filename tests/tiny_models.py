@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 from flax import nnx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
 from models_jax.loading import save_checkpoint
 from models_jax.transformer import Decoder
 
@@ -21,7 +22,7 @@ TOKENS = (PAD, EOS, DELIMITER, " ", "+", "=", *"0123456789")
 KINDS = ("llama", "qwen2", "qwen3")
 
 
-def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **changes: int) -> ModelConfig:
+def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **changes: Any) -> ModelConfig:
     """Two layers, grouped heads, a context of 96 tokens."""
     shape = {
         "vocab_size": len(TOKENS),
@@ -38,7 +39,7 @@ def config(kind: str = "llama", *, tied: bool = False, reward: bool = False, **c
         tie_word_embeddings=tied,
         attention_bias=kind == "qwen2",
         qk_norm=kind == "qwen3",
-        reward_head=reward,
+        reward_head=RewardHead.TWO_CLASS if reward else None,
         **(shape | changes),
     )
 

@@ -33,9 +33,18 @@ PARTS = {
 """Our names of the parts of a layer and those of transformers."""
 
 
+UNSUPPORTED = {
+    "attention_bias": "biases",
+    "qk_norm": "q/k norms",
+    "reward_head": "a reward head",
+    "rope_scaling": "scaled RoPE",
+}
+"""Fields of a configuration that must be empty, and what they stand for."""
+
+
 def check_config(config: ModelConfig, where: str) -> None:
     """Raise UserError for a model that the integer model has no operations for."""
-    for name, what in (("attention_bias", "biases"), ("qk_norm", "q/k norms"), ("reward_head", "a reward head")):
+    for name, what in UNSUPPORTED.items():
         if getattr(config, name):
             raise UserError(
                 f"the model has {what}, which integer models do not have yet",

@@ -15,6 +15,7 @@ from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, read
 from models_jax.integer.twin import Cache, Parameters, empty_cache, parameters
 from models_jax.sequences import Held, Sequences
 from models_jax.stops import Stops
+from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
 from planner.checkpoint import model_hash
 from planner.errors import UserError
@@ -32,6 +33,7 @@ class IntegerRunner:
         self._shape = model.shape
         check_context(name, role, model.shape, folder)
         self._tokenizer = Tokenizer(folder)
+        self._format = TextFormat(self._tokenizer, folder, delimiter)
         self._slots = role.numerics.cache_tokens + FEED_ROWS
         self._sequences = Sequences(name, role.numerics.cache_tokens, self._slots, model.shape.vocab_size)
         self._caches: dict[str, Cache] = {}
@@ -45,7 +47,11 @@ class IntegerRunner:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
-        return self._tokenizer.encode(text)
+        return self._format.step(text)
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt `text`."""
+        return self._format.prompt(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`."""

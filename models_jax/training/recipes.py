@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
 from planner.problems.countdown import Countdown
 from planner.problems.sums import Sums
 from planner.problems.vocabulary import TOKENS
@@ -58,7 +58,7 @@ def _shape(hidden: int, layers: int, inner: int, head: int = 16, reward: bool = 
         num_key_value_heads=heads,
         head_dim=head,
         max_position_embeddings=256,
-        reward_head=reward,
+        reward_head=RewardHead.TWO_CLASS if reward else None,
     )
 
 

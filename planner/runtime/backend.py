@@ -76,7 +76,14 @@ class Backend(Protocol):
         ...
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
-        """Token ids of `text`, no special tokens added. Raises UserError if it cannot be written in tokens."""
+        """Token ids of `text`, as it stands after a prompt. Raises UserError if it cannot be written in tokens.
+
+        A step is given with its delimiter; the last token is where a reward model scores it.
+        """
+        ...
+
+    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+        """Token ids of the prompt `text`, with what the model has around one, such as a chat template."""
         ...
 
     def decode(self, name: str, tokens: Sequence[int]) -> str:

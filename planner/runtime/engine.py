@@ -97,7 +97,7 @@ class _Session:
     def __post_init__(self) -> None:
         plan, problems = self.engine.plan, self.engine.problems
         prompt = problems.prompt(self.problem)
-        self.prompt = {r: self.engine.workers.encode(plan.placement[r], r, prompt) for r in plan.roles}
+        self.prompt = {r: self.engine.workers.encode_prompt(plan.placement[r], r, prompt) for r in plan.roles}
         self._check_room()
         self.base = Node(None, None, self.problem.key)
         self.memory = PolicyState(plan.workflow)

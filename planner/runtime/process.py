@@ -47,6 +47,10 @@ class ProcessWorkers:
         """See `Workers`."""
         return self._call(device, CALL_TIMEOUT_S, "encode", name, text)
 
+    def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
+        """See `Workers`."""
+        return self._call(device, CALL_TIMEOUT_S, "encode_prompt", name, text)
+
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
         """See `Workers`."""
         return self._call(device, CALL_TIMEOUT_S, "decode", name, tokens)

@@ -46,6 +46,10 @@ class Workers(Protocol):
         """Token ids of a text. The device must be free."""
         ...
 
+    def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
+        """Token ids of a prompt. The device must be free."""
+        ...
+
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
         """Text of token ids. The device must be free."""
         ...
@@ -116,6 +120,10 @@ class VirtualWorkers:
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
         return self._backends[device].encode(name, text)
+
+    def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
+        """See `Workers`."""
+        return self._backends[device].encode_prompt(name, text)
 
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
         """See `Workers`."""
