@@ -114,10 +114,9 @@ class ModelConfig:
         own = ("qk_norm", "reward_head", "rope_theta", "rope_scaling", "known_tokens", "int8_weights")
         raw = {key: value for key, value in asdict(self).items() if key not in own and value is not None}
         scaling = self.rope_scaling.to_dict() if self.rope_scaling else {"rope_type": "default"}
-        ends = {head: end for end, head in ARCHITECTURES.items()}
-        architecture = f"{self.model_type.capitalize()}{ends.get(self.reward_head, 'ForCausalLM')}"
+        end = next((end for end, head in ARCHITECTURES.items() if head is self.reward_head), "ForCausalLM")
         return raw | {
-            "architectures": [architecture],
+            "architectures": [f"{self.model_type.capitalize()}{end}"],
             "rope_parameters": {"rope_theta": self.rope_theta} | scaling,
             "hidden_act": "silu",
             "dtype": "float32",

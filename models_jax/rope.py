@@ -74,10 +74,10 @@ def read_rope(raw: Mapping[str, Any], where: str) -> tuple[float, RopeScaling | 
 def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> NDArray[np.float32]:
     """Radians a position for each pair of a head, (head_dim / 2,) float32, in the arithmetic of transformers."""
     powers = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    inverse = np.float32(1) / np.power(np.float32(theta), powers)
+    inverse = (np.float32(1) / np.power(np.float32(theta), powers)).astype(np.float32)
     if scaling is None:
         return inverse
-    slow = inverse / np.float32(scaling.factor)
+    slow = (inverse / np.float32(scaling.factor)).astype(np.float32)
     if scaling.kind == "linear":
         return slow
     turns = np.float32(scaling.original_max_position_embeddings) * inverse / np.float32(2 * np.pi)

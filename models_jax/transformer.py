@@ -198,10 +198,10 @@ class Decoder(nnx.Module):
         )
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        own_head = config.reward_head is not None and config.reward_head in HEADS
+        own_head = HEADS.get(config.reward_head) if config.reward_head else None
         untied = not (config.tie_word_embeddings or own_head)
         self.lm_head = linear(config, rngs, config.hidden_size, config.vocab_size) if untied else None
-        self.score = HEADS[config.reward_head](config, rngs) if own_head else None
+        self.score = own_head(config, rngs) if own_head else None
 
     def hidden(
         self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: Cache | None = None

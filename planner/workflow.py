@@ -84,7 +84,7 @@ class Role:
     """One role: the model that plays it and its numerics class."""
 
     model: str
-    """`zoo/NAME` for a model that ships, else a folder in Hugging Face layout."""
+    """`zoo/NAME` for a model that ships, `hub/OWNER/NAME`, a GGUF file, or a folder in Hugging Face layout."""
     numerics: Numerics = field(default_factory=Numerics)
     speculate: Speculate | None = None
     """For a float role that writes."""

@@ -73,9 +73,15 @@ def text_round_trips(s: Subject) -> None:
 
 
 def unreadable_text_is_refused(s: Subject) -> None:
-    with pytest.raises(UserError) as caught:
-        s.backend.encode(s.name, s.unreadable)
-    assert repr(s.unreadable[0]) in str(caught.value)
+    for encode in (s.backend.encode, s.backend.encode_prompt):
+        with pytest.raises(UserError) as caught:
+            encode(s.name, s.unreadable)
+        assert repr(s.unreadable[0]) in str(caught.value)
+
+
+def prompts_hold_their_text(s: Subject) -> None:
+    prompt = s.backend.encode_prompt(s.name, s.text)
+    assert s.text.removesuffix(s.delimiter) in s.backend.decode(s.name, prompt)
 
 
 def empty_feed_gives_nothing(s: Subject) -> None:
@@ -320,6 +326,7 @@ COMMON = (
     info_is_filled,
     text_round_trips,
     unreadable_text_is_refused,
+    prompts_hold_their_text,
     empty_feed_gives_nothing,
     unknown_sequence_begins_empty,
     unknown_role_is_an_error,

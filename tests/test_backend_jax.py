@@ -263,6 +263,16 @@ def test_tokenizer_larger_than_the_model_is_refused(tmp_path):
         subject(tmp_path)
 
 
+def test_padding_of_the_vocabulary_is_never_written(tmp_path):
+    """At a high temperature half of the tokens would be padding."""
+    known = len(tiny_models.TOKENS)
+    tiny_models.write(tmp_path, tiny_models.config(vocab_size=2 * known))
+    made = subject(tmp_path)
+    for key in range(3):
+        assert max(made.write("a", 60, key=key, temperature=5.0)) < known
+    made.backend.close()
+
+
 def test_rewards_are_those_of_a_plain_forward_pass(scorer):
     model = tiny_models.random_model(tiny_models.config("qwen2", reward=True))
     plain = tiny_models.full_rewards(model, np.asarray(scorer.prompt))

@@ -278,6 +278,7 @@ def smollm2_in_torch(path: Path):
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    model.tie_weights()
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     shape = ModelConfig.from_dict(config.to_dict(), "config.json")
     with torch.no_grad():

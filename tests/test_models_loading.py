@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,15 @@ import tiny_models
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from models_jax.config import ModelConfig
+from models_jax.config import ModelConfig, RewardHead
+from models_jax.int8_weights import quantise
 from models_jax.loading import load_checkpoint
 from models_jax.names import tensors
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Decoder
 from planner.errors import UserError
+from planner.shape import ModelShape
+from planner.workflow import Arithmetic, WeightKind
 
 VARIANTS = [(kind, tied, reward) for kind in tiny_models.KINDS for tied, reward in ((1, 0), (0, 0), (0, 1))]
 
@@ -155,11 +159,76 @@ def test_missing_weights_are_named(folder):
         load_checkpoint(folder)
 
 
-@pytest.mark.parametrize("change", [{"hidden_act": "gelu"}, {"mlp_bias": True}, {"use_sliding_window": True}])
-def test_variants_that_would_be_computed_wrongly_are_refused(change):
+REFUSED = [
+    ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    ({"mlp_bias": True}, "mlp_bias True"),
+    ({"use_sliding_window": True}, "use_sliding_window True"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has 'sliding_attention'"),
+    ({"model_type": "gemma2"}, "model_type 'gemma2' is not supported; use one of llama, mistral, qwen2, qwen3"),
+    ({"rope_parameters": {"rope_type": "yarn"}}, r"rope_parameters\.rope_type is 'yarn'"),
+    ({"rope_parameters": None, "rope_scaling": {"type": "dynamic"}}, r"rope_scaling\.rope_type is 'dynamic'"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor is 0\.5"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "key 'low_freq_factor' is missing"),
+    ({"architectures": ["Qwen2ForRewardModel"]}, "architectures names 'Qwen2ForRewardModel'"),
+    ({"reward_tokens": [1]}, "a value has the wrong type"),
+    ({"num_hidden_layers": None}, "a value has the wrong type"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_variants_that_would_be_computed_wrongly_are_refused(change, message):
     raw = tiny_models.config().to_dict() | change
-    with pytest.raises(UserError, match=next(iter(change))):
+    with pytest.raises(UserError, match=message) as caught:
         ModelConfig.from_dict(raw, "config.json")
+    assert caught.value.where == "config.json" and caught.value.mend
+
+
+def test_a_window_of_mistral_limits_the_context():
+    raw = tiny_models.config("mistral", max_position_embeddings=96).to_dict()
+    for window, context in ((None, 96), (200, 96), (40, 40)):
+        assert ModelConfig.from_dict(raw | {"sliding_window": window}, "c").max_position_embeddings == context
+
+
+@pytest.mark.parametrize("head", [None, *RewardHead])
+def test_reward_heads_are_told_from_the_config(head):
+    made = tiny_models.config("qwen2")
+    made = replace(made, reward_head=head, reward_tokens=(3, 4) if head is RewardHead.TOKENS else None)
+    assert ModelConfig.from_dict(made.to_dict(), "config.json") == made
+
+
+@pytest.mark.parametrize("kind", [*tiny_models.KINDS, "mistral"])
+@pytest.mark.parametrize("head", [None, RewardHead.TWO_CLASS, RewardHead.SCALAR])
+@pytest.mark.parametrize("weights", list(WeightKind))
+def test_the_planner_counts_the_bytes_that_are_loaded(kind, head, weights):
+    for tied in (True, False):
+        config = replace(tiny_models.config(kind, tied=tied), reward_head=head)
+        raw = config.to_dict()
+        config = replace(config, int8_weights=weights is WeightKind.INT8)
+        made = nnx.state(nnx.eval_shape(lambda c=config: Decoder(c, nnx.Rngs(0))))
+        loaded = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
+        assert ModelShape.from_config(raw, Arithmetic.FLOAT32, weights=weights).weight_bytes == loaded
+
+
+def test_rounding_is_to_the_nearest_of_255_levels():
+    rows = np.random.default_rng(0).standard_normal((5, 40)).astype(np.float32)
+    rows[3] = 0
+    whole, scale = quantise(rows)
+    assert whole.dtype == np.int8 and (np.abs(whole).max(axis=1)[[0, 1, 2, 4]] == 127).all()
+    assert (np.abs(whole * scale[:, None] - rows) <= scale[:, None] / 2 * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rounded_weights_are_loaded_as_they_are_rounded(tmp_path, tied):
+    shape = tiny_models.config("qwen2", tied=tied)
+    exact, rounded = leaves(tiny_models.write(tmp_path, shape)), leaves(load_checkpoint(tmp_path, int8_weights=True)[1])
+    for tensor in tensors(shape):
+        value = exact[tensor.path]
+        if tensor.matrix:
+            whole, scale = quantise(value.T if tensor.transposed else value)
+            np.testing.assert_array_equal(rounded[tensor.path], whole.T if tensor.transposed else whole)
+            np.testing.assert_array_equal(rounded[tensor.scale_path], scale)
+        else:
+            np.testing.assert_array_equal(rounded[tensor.path], value)
 
 
 class TestTokenizer:

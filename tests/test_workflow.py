@@ -81,6 +81,8 @@ DRAFT, TARGET = "roles.draft.numerics", "roles.target.numerics"
         (f"{TARGET}.cache_tokens", 0, f"{TARGET}.cache_tokens is 0; {COUNT}"),
         (f"{TARGET}.cache_tokens", 255, f"{TARGET}.cache_tokens is 255; use a multiple of row_block, which is 8"),
         (f"{TARGET}.cache_tokens", 192, f"{TARGET}.cache_tokens is 192; use at least 200 (budget.tokens)"),
+        (f"{TARGET}.weights", "int4", f'{TARGET}.weights is "int4"; use one of same, int8'),
+        (f"{DRAFT}.weights", "int8", f'{DRAFT}.weights is "int8"; leave the key out: the weights of the integer model'),
         (f"{TARGET}.processor", "", f'{TARGET}.processor is ""; name a processor of the machine file'),
         ("policy.kind", "rdc", 'policy.kind is "rdc"; use one of target_only, draft_only, rsd, backtrack; did you'),
         ("policy.accept", 1.7, f"policy.accept is 1.7; {SHARE}"),
