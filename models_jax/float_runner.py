@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from models_jax.cache_pool import CachePool
-from models_jax.device import Device
-from models_jax.generate import Progress, Sampler, advance, feed, rewards, weights_of
+from models_jax.generate import Progress, Sampler, advance, feed, rewards
 from models_jax.loading import load_checkpoint
+from models_jax.placement import Placement
 from models_jax.sequences import Held, Sequences
 from models_jax.speculate import Drafter
 from models_jax.stops import Stops
@@ -35,33 +35,35 @@ LONG_BLOCKS = (128, 32)
 
 
 class FloatRunner:
-    """Weights on one device, a cache a sequence, everything compiled before the first chunk."""
+    """Weights on one device or several, a cache a sequence, everything compiled before the first chunk."""
 
-    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, device: Device) -> None:
+    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, placement: Placement) -> None:
         """Load the model in `folder` for role `name` and compile; steps end at `delimiter`."""
-        self._name, self._device = name, device
+        self._name = name
         self._dtype = DTYPES[role.numerics.arithmetic]
         self._row_block = role.numerics.row_block
         with enough_memory(name):
             int8_weights = role.numerics.weights is WeightKind.INT8
-            config, model = load_checkpoint(folder, self._dtype, device, int8_weights=int8_weights)
-            self._weights = weights_of(model)
+            config, model = load_checkpoint(folder, self._dtype, placement.loading, int8_weights=int8_weights)
+            placement.check(config, name)
+            self._weights = placement.weights(model)
+            del model
         self._tokenizer = Tokenizer(folder)
-        self.config = replace(config, known_tokens=self._tokenizer.size)
+        self.config = replace(config, known_tokens=self._tokenizer.size, sharded=placement.spread)
         self._format = TextFormat(self._tokenizer, folder, delimiter, self.config)
         self._check(role, folder)
         # Padding of the last block is written behind the last token.
         self._slots = role.numerics.cache_tokens + self._row_block
         context = role.numerics.cache_tokens
         self._sequences = Sequences(name, context, self._slots, self.config.vocab_size)
-        self._caches = CachePool(self.config, self._slots, self._dtype, device)
+        self._caches = CachePool(self.config, self._slots, self._dtype, placement.cache)
         # A reward model writes nothing, so nothing can stop it.
         self._stops = None if self.config.reward_head else Stops(self._tokenizer, self.config.vocab_size, delimiter)
-        self._stop_table = None if self._stops is None else jax.device_put(self._stops.table, device)
+        self._stop_table = None if self._stops is None else jax.device_put(self._stops.table, placement.whole)
         self._drafter = None
         if role.speculate is not None:
             with enough_memory(name):
-                self._drafter = Drafter(name, role.speculate, self._tokenizer, self._dtype, self._slots, device)
+                self._drafter = Drafter(name, role.speculate, self._tokenizer, self._dtype, self._slots, placement)
         c = self.config
         self.info = ModelInfo(
             model_hash=model_hash(folder),

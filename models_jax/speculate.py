@@ -20,6 +20,7 @@ from models_jax.cache_pool import CachePool
 from models_jax.config import ModelConfig
 from models_jax.generate import Progress, Sampler, Weights, choose, decoder, read_block, weights_of, write
 from models_jax.loading import load_checkpoint
+from models_jax.placement import Placement
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache
 from planner.checkpoint import model_folder
@@ -125,16 +126,19 @@ class Reach:
 class Drafter:
     """The draft of one role: its weights, and a cache for each sequence of the role."""
 
-    def __init__(self, name: str, speculate: Speculate, tokenizer: Tokenizer, dtype: Any, slots: int, place: Any):
+    def __init__(
+        self, name: str, speculate: Speculate, tokenizer: Tokenizer, dtype: Any, slots: int, placement: Placement
+    ):
         """Load the draft of role `name`. UserError if it writes other tokens, or cannot read as many."""
         folder = model_folder(speculate.model)
         self.count = speculate.tokens
-        config, model = load_checkpoint(folder, dtype, place)
+        config, model = load_checkpoint(folder, dtype, placement.loading)
         own = Tokenizer(folder)
-        self.config = replace(config, known_tokens=own.size)
-        self.weights = weights_of(model)
+        self.config = replace(config, known_tokens=own.size, sharded=placement.spread)
+        # Small, so that every device has all of it.
+        self.weights = jax.device_put(weights_of(model), placement.whole)
         self.passes = self.written = 0
-        self._caches = CachePool(self.config, slots, dtype, place)
+        self._caches = CachePool(self.config, slots, dtype, placement.whole)
         self._reach: dict[str, Reach] = {}
         if own.hash != tokenizer.hash:
             raise UserError(

@@ -64,6 +64,9 @@ class Device:
     """For each forward pass within a call: a token when decoding, a block of rows when prefilling."""
     core: int | None = None
     """CPU core that the device's worker is pinned to."""
+    processors: tuple[int, ...] = ()
+    """Which of the accelerators that its backend sees the device is, by index; none: the first. Several compute roles
+    of that `numerics.tensor_parallel` together; the device's figures are then those of all."""
 
     @property
     def kind_of_processor(self) -> str:
@@ -130,7 +133,7 @@ class Machine:
     def provides(self, device: str, numerics: Numerics) -> bool:
         """Whether the device computes in this class. Integer arithmetic gives the same bits on any processor."""
         found = self.device(device)
-        if numerics.arithmetic not in found.ops_per_s:
+        if numerics.arithmetic not in found.ops_per_s or numerics.tensor_parallel > max(1, len(found.processors)):
             return False
         bound = numerics.processor is not None and numerics.arithmetic != Arithmetic.INT8
         return not bound or found.kind_of_processor == numerics.processor
@@ -237,6 +240,10 @@ def _device_rules(key: str, device: Device) -> Iterator[Rule]:
     for name in ("memory_efficiency", "compute_efficiency"):
         value = getattr(device, name)
         yield f"{key}.{name}", value, 0 < value <= 1, "use a number above 0, at most 1"
+    indices = device.processors
+    right = len(set(indices)) == len(indices) and all(0 <= i < 4096 for i in indices)
+    yield f"{key}.processors", list(indices), right, "list each index once, from 0"
+    yield f"{key}.processors", list(indices), not (is_fpga and indices), "leave it out for an fpga"
     core = device.core
     yield f"{key}.core", core, core is None or 0 <= core < 4096, "use the index of a CPU core, from 0"
 

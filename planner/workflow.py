@@ -65,6 +65,8 @@ class Numerics:
     row_block: int = 8
     cache_tokens: int = 256
     weights: WeightKind = WeightKind.SAME
+    tensor_parallel: int = 1
+    """Processors that compute a float role together; the order of their sums is part of the class."""
     processor: str | None = None
     """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 
@@ -236,6 +238,9 @@ def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
     yield f"{key}.cache_tokens", slots, rows < 1 or slots % rows == 0, mend
     mend = f"use at least {budget.tokens} (budget.tokens), and more for the prompt, or lower the budget"
     yield f"{key}.cache_tokens", slots, slots >= budget.tokens, mend
+    most = 1 if numerics.arithmetic is Arithmetic.INT8 else 64
+    right, mend = 1 <= numerics.tensor_parallel <= most, f"use a whole number from 1 to {most}"
+    yield f"{key}.tensor_parallel", numerics.tensor_parallel, right, mend
     right = numerics.weights == WeightKind.SAME or numerics.arithmetic != Arithmetic.INT8
     mend = "leave the key out: the weights of the integer model are int8 already"
     yield f"{key}.weights", numerics.weights, right, mend

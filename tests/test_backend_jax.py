@@ -217,8 +217,9 @@ def test_rows_that_differ_are_refused(folder, monkeypatch):
     [
         ({"platfrom": "cpu"}, "no option 'platfrom'"),
         ({"platform": "abacus"}, "no platform 'abacus'"),
-        ({"index": "99"}, "index '99'"),
-        ({"index": "-1"}, "index '-1'"),
+        ({"devices": "99"}, "index '99'"),
+        ({"devices": "-1"}, "index '-1'"),
+        ({"devices": "0,0"}, "devices is '0,0'"),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -227,7 +228,7 @@ def test_wrong_options_are_named(options, message):
 
 
 def test_options_choose_the_device():
-    JaxBackend({"platform": "cpu", "index": "0"}).close()
+    JaxBackend({"platform": "cpu", "devices": "0"}).close()
 
 
 def test_closed_model_does_not_run(folder):
