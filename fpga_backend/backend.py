@@ -47,6 +47,10 @@ class FpgaBackend:
         """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
         self._role(name).rewind(sequence, tokens)
 
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` a copy of a known sequence, in place of what it was."""
+        self._role(name).fork(sequence, new_sequence)
+
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""
         for runner in self._roles.values():

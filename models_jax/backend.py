@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from models_jax.device import choose_device
+from models_jax.device import choose_devices
 from models_jax.float_runner import FloatRunner
+from models_jax.placement import Placement
 from models_jax.runner import ModelRunner
 from planner.checkpoint import model_folder
+from planner.errors import UserError
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.workflow import Arithmetic, Role
 
 
 class JaxBackend:
-    """One JAX device. Roles are loaded by name; each has its own sequences."""
+    """One JAX device, or several that compute together. Roles are loaded by name; each has its own sequences."""
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        """Options: `platform` (cpu, gpu; default is JAX's own choice) and `index` among its devices."""
-        self._device = choose_device(options or {})
+        """Options: `platform` (cpu, gpu; default is JAX's own choice) and `devices`, indices among them: "0", "0,1"."""
+        self._devices = choose_devices(options or {})
         self._runners: dict[str, ModelRunner] = {}
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
@@ -29,9 +31,9 @@ class JaxBackend:
         if role.numerics.arithmetic is Arithmetic.INT8:
             from models_jax.integer.runner import IntegerRunner
 
-            runner: ModelRunner = IntegerRunner(name, role, folder, delimiter, self._device)
+            runner: ModelRunner = IntegerRunner(name, role, folder, delimiter, self._devices[0])
         else:
-            runner = FloatRunner(name, role, folder, delimiter, self._device)
+            runner = FloatRunner(name, role, folder, delimiter, self._placement(name, role.numerics.tensor_parallel))
         self._runners[name] = runner
         return runner.info
 
@@ -55,11 +57,23 @@ class JaxBackend:
         """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
         self._runner(name).rewind(sequence, tokens)
 
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` a copy of a known sequence, in place of what it was."""
+        self._runner(name).fork(sequence, new_sequence)
+
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()
+
+    def _placement(self, name: str, count: int) -> Placement:
+        if count > len(self._devices):
+            raise UserError(
+                f"role {name!r} is to be spread over {count} devices and this one has {len(self._devices)}",
+                mend="name as many in processors of the machine file, or lower numerics.tensor_parallel",
+            )
+        return Placement(self._devices[:count])
 
     def _runner(self, name: str) -> ModelRunner:
         runner = self._runners.get(name)

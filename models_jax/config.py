@@ -59,6 +59,8 @@ class ModelConfig:
     """Ids from here on are padding of the vocabulary and never chosen; None: there is none. From the tokenizer."""
     int8_weights: bool = False
     """Matrices are held as int8 with a scale for each output channel. A choice of who loads."""
+    sharded: bool = False
+    """Weights and cache are spread over devices. A choice of who loads."""
 
     @property
     def output_bias(self) -> bool:
@@ -111,7 +113,7 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `config.json`, the inverse of `from_dict`."""
-        own = ("qk_norm", "reward_head", "rope_theta", "rope_scaling", "known_tokens", "int8_weights")
+        own = ("qk_norm", "reward_head", "rope_theta", "rope_scaling", "known_tokens", "int8_weights", "sharded")
         raw = {key: value for key, value in asdict(self).items() if key not in own and value is not None}
         scaling = self.rope_scaling.to_dict() if self.rope_scaling else {"rope_type": "default"}
         end = next((end for end, head in ARCHITECTURES.items() if head is self.reward_head), "ForCausalLM")

@@ -6,16 +6,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models_jax.device import Device
-from models_jax.generate import Sampler, advance, rewards, weights_of
+from models_jax.cache_pool import CachePool
+from models_jax.generate import Progress, Sampler, advance, feed, rewards
 from models_jax.loading import load_checkpoint
+from models_jax.placement import Placement
 from models_jax.self_score import SelfScorer
 from models_jax.sequences import Held, Sequences
+from models_jax.speculate import Drafter
+from models_jax.stops import Stops
 from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache
@@ -27,41 +31,52 @@ from planner.workflow import Arithmetic, Role, RoleName, WeightKind
 DTYPES = {Arithmetic.FLOAT32: jnp.float32, Arithmetic.BFLOAT16: jnp.bfloat16}
 
 
-class FloatRunner:
-    """Weights on one device, a cache a sequence, everything compiled before the first chunk."""
+LONG_BLOCKS = (128, 32)
+"""Rows of a pass over many tokens, where they give the bits of the class's own block."""
 
-    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, device: Device) -> None:
+
+class FloatRunner:
+    """Weights on one device or several, a cache a sequence, everything compiled before the first chunk."""
+
+    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, placement: Placement) -> None:
         """Load the model in `folder` for role `name` and compile; steps end at `delimiter`."""
-        self._name, self._device = name, device
+        self._name = name
         self._dtype = DTYPES[role.numerics.arithmetic]
         self._row_block = role.numerics.row_block
         with enough_memory(name):
             int8_weights = role.numerics.weights is WeightKind.INT8
-            config, model = load_checkpoint(folder, self._dtype, device, int8_weights=int8_weights)
-            self._weights = weights_of(model)
+            config, model = load_checkpoint(folder, self._dtype, placement.loading, int8_weights=int8_weights)
+            placement.check(config, name)
+            self._weights = placement.weights(model)
+            del model
         self._tokenizer = Tokenizer(folder)
-        self.config = replace(config, known_tokens=self._tokenizer.size)
+        self.config = replace(config, known_tokens=self._tokenizer.size, sharded=placement.spread)
         self._format = TextFormat(self._tokenizer, folder, delimiter, self.config)
         self._check(role, folder)
-        self._self_scorer = SelfScorer(name, folder, self.config, self._tokenizer, self._row_block, device)
+        self._self_scorer = SelfScorer(name, folder, self.config, self._tokenizer, self._row_block, placement.whole)
         # Padding of the last block is written behind the last token.
         self._slots = role.numerics.cache_tokens + self._row_block
         context = role.numerics.cache_tokens
         self._sequences = Sequences(name, context, self._slots, self.config.vocab_size)
-        self._caches: dict[str, Cache] = {}
-        vocab_size = self.config.vocab_size
+        self._caches = CachePool(self.config, self._slots, self._dtype, placement.cache)
         # A reward model writes nothing, so nothing can stop it.
-        no_stops = np.zeros(vocab_size, np.bool_)
-        self._stops = no_stops if self.config.reward_head else self._tokenizer.stop_mask(vocab_size, delimiter)
+        self._stops = None if self.config.reward_head else Stops(self._tokenizer, self.config.vocab_size, delimiter)
+        self._stop_table = None if self._stops is None else jax.device_put(self._stops.table, placement.whole)
+        self._drafter = None
+        if role.speculate is not None:
+            with enough_memory(name):
+                self._drafter = Drafter(name, role.speculate, self._tokenizer, self._dtype, self._slots, placement)
         c = self.config
         self.info = ModelInfo(
             model_hash=model_hash(folder),
             tokenizer_hash=self._format.hash,
-            weight_bytes=sum(weight.nbytes for weight in self._weights),
+            weight_bytes=sum(w.nbytes for w in self._weights) + (self._drafter.weight_bytes if self._drafter else 0),
             kv_bytes_per_token=2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self._dtype(0).nbytes,
             context_tokens=context,
         )
-        self._warm_up()
+        self._blocks: tuple[int, ...] = (self._row_block,)
+        with enough_memory(name):
+            self._warm_up()
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of `text`."""
@@ -84,107 +99,153 @@ class FloatRunner:
         if work.max_new and self.config.reward_head:
             raise UserError(f"role {self._name!r} has a reward model, which cannot write", mend="give it another")
         held = self._sequences.open(work)
+        if self._drafter:
+            self._drafter.cut(work.sequence, work.keep)
         with enough_memory(self._name):
             if self.config.reward_head:
                 return self._score(work, held)
-            return self._self_score(work, held) if work.score else self._write(work, held)
+            if work.score:
+                return self._self_score(work, held)
+            return self._write(work, held) if work.max_new else self._read(work, held)
 
     def rewind(self, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
         self._sequences.rewind(sequence, tokens)
-        if sequence not in self._sequences:
-            self._caches.pop(sequence, None)
+        known = sequence in self._sequences
+        if not known:
+            self._caches.free(sequence)
+        if self._drafter:
+            self._drafter.cut(sequence, tokens) if known else self._drafter.free(sequence)
+
+    def fork(self, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` a copy of a sequence, in place of what it was."""
+        self._sequences.fork(sequence, new_sequence)
+        with enough_memory(self._name):
+            self._caches.fork(sequence, new_sequence)
+            if self._drafter:
+                self._drafter.fork(sequence, new_sequence)
 
     def close(self) -> None:
         """Free weights and caches."""
         self._weights = ()
         self._caches.clear()
+        if self._drafter:
+            self._drafter.clear()
+
+    def _read(self, work: Work, held: Held) -> Output:
+        """Read what the cache does not cover."""
+        self._feed(work.sequence, held, held.length)
+        return Output()
 
     def _write(self, work: Work, held: Held) -> Output:
+        """Read, then generate."""
         first, limit = held.length, self._sequences.limit(work, held)
-        if limit == first and held.computed == held.length:
-            return Output()
-        cache = self._take_cache(work.sequence, held)
         # The logits of the last token are needed anew: it is read once more.
-        computed = min(held.computed, first - 1) if limit > first else held.computed
-        done = advance(
-            self._weights,
-            cache,
-            held.tokens,
-            np.int32(computed),
-            np.int32(first),
-            np.int32(limit),
-            Sampler(_key(work.key), np.float32(work.temperature), self._stops),
-            config=self.config,
-            row_block=self._row_block,
-        )
-        self._caches[work.sequence] = done.cache
-        written = np.asarray(done.tokens)[first : int(done.length)]
+        held.computed = min(held.computed, first - 1)
+        if self._drafter or first - held.computed > self._row_block:
+            self._feed(work.sequence, held, first - 1)
+        with self._caches.use(work.sequence, held) as lent:
+            done = self._advance(work, held, lent.cache, limit)
+            lent.cache = done.cache
+            written = np.asarray(done.tokens)[first : int(done.length)]
         held.append(written)
         held.computed = int(done.computed)
-        return self._output(tuple(int(token) for token in written))
+        return self._output(tuple(int(token) for token in written), int(done.state))
 
-    def _output(self, tokens: tuple[int, ...]) -> Output:
-        complete = bool(tokens) and bool(self._stops[tokens[-1]])
+    def _advance(self, work: Work, held: Held, cache: Cache, limit: int) -> Progress:
+        how: dict[str, Any] = {"config": self.config, "row_block": self._row_block}
+        sampler = self._sampler(work, held)
+        if self._drafter:
+            numbers = (held.length, limit)
+            return self._drafter.advance(work.sequence, self._weights, cache, held.tokens, *numbers, sampler, **how)
+        numbers = (np.int32(n) for n in (held.computed, held.length, limit))
+        return advance(self._weights, cache, held.tokens, *numbers, sampler, **how)
+
+    def _output(self, tokens: tuple[int, ...], state: int) -> Output:
+        assert self._stops is not None, "a reward model writes nothing"
         ended = bool(tokens) and tokens[-1] in self._tokenizer.eos_ids
-        return Output(tokens, complete, ended)
+        return Output(tokens, bool(tokens) and state == self._stops.complete, ended)
+
+    def _sampler(self, work: Work, held: Held) -> Sampler:
+        assert self._stops is not None and self._stop_table is not None, "a reward model writes nothing"
+        return Sampler(
+            key=_key(work.key),
+            temperature=np.float32(work.temperature),
+            stops=self._stop_table,
+            state=np.int32(self._stops.state(held.begun(work))),
+            top_k=np.int32(work.top_k),
+            top_p=np.float32(work.top_p),
+            min_p=np.float32(work.min_p),
+        )
 
     def _score(self, work: Work, held: Held) -> Output:
-        if held.computed < held.length:
-            cache, first = self._take_cache(work.sequence, held), held.computed
-            cache, found = rewards(
-                self._weights,
-                cache,
-                held.tokens,
-                np.int32(first),
-                np.int32(held.length),
-                config=self.config,
-                row_block=self._row_block,
-            )
-            self._caches[work.sequence] = cache
-            held.rewards[first : held.length] = np.asarray(found)[first : held.length]
-            held.computed = held.length
+        self._feed(work.sequence, held, held.length)
         return Output(scores=tuple(float(held.rewards[position]) for position in work.score))
 
     def _self_score(self, work: Work, held: Held) -> Output:
-        cache = self._take_cache(work.sequence, held)
-        cache, scores = self._self_scorer.scores(self._weights, cache, held, self._stops, work)
-        self._caches[work.sequence] = cache
+        assert self._stops is not None, "a reward model has a head of its own"
+        with self._caches.use(work.sequence, held) as lent:
+            lent.cache, scores = self._self_scorer.scores(self._weights, lent.cache, held, self._stops, work)
         return Output(scores=scores)
 
-    def _take_cache(self, sequence: str, held: Held) -> Cache:
-        """The cache, which the device function consumes: if that fails, the sequence is read afresh."""
-        cache = self._caches.pop(sequence, None)
-        if cache is not None:
-            return cache
-        held.computed = 0
-        with jax.default_device(self._device):
-            return Cache.empty(self.config, self._slots, dtype=self._dtype)
+    def _feed(self, sequence: str, held: Held, until: int) -> None:
+        """Read up to `until` tokens: long blocks as long as they are full, then what fits the rest best."""
+        while held.computed < until:
+            rows, end = self._next_pass(held.computed, until)
+            with self._caches.use(sequence, held) as lent:
+                first = np.int32(held.computed)
+                args = (self._weights, lent.cache, held.tokens, first, np.int32(end))
+                if self.config.reward_head:
+                    lent.cache, found = rewards(*args, config=self.config, row_block=rows)
+                    held.rewards[first:end] = np.asarray(found)[first:end]
+                else:
+                    lent.cache = feed(*args, config=self.config, row_block=rows)
+            held.computed = end
+
+    def _next_pass(self, start: int, until: int) -> tuple[int, int]:
+        """The rows of the next blocks to read, and up to where they read."""
+        wanted = until - start
+        for rows in self._blocks:
+            if wanted >= rows:
+                return rows, start + wanted // rows * rows
+        padded = [rows for rows in self._blocks if wanted <= rows and start + rows <= self._slots]
+        return min(padded, default=self._row_block), until
 
     def _warm_up(self) -> None:
         """Compile, and prove that the numerics class holds here: a token's bits do not depend on its row.
 
-        Tokens are read in one block and again one by one, each then in the first row.
+        Tokens are read in one block and again one by one, each then in the first row. Longer blocks are used
+        where they give the same bits as well.
         """
         tokens = [i % self.config.vocab_size for i in range(min(self._row_block, self.info.context_tokens))]
-        last = (len(tokens) - 1,) if self.config.reward_head else ()
-        whole = self.run(Work(self._name, "whole", 0, tuple(tokens), score=last))
-        for i, token in enumerate(tokens):
-            self.run(Work(self._name, "single", i, (token,)))
-        single = self.run(Work(self._name, "single", len(tokens), (), score=last))
-        if whole != single or self._bits("whole") != self._bits("single"):
+        if self._bits(self._row_block, tokens, 1) != self._bits(self._row_block, tokens, len(tokens)):
             raise UserError(
                 f"on this processor the rows of a block of {self._row_block} tokens are not computed alike, "
                 f"so role {self._name!r} would answer differently with every plan",
                 mend="use another numerics.row_block; 1 always works",
             )
-        self.rewind("whole", 0)
-        self.rewind("single", 0)
+        for rows in sorted(LONG_BLOCKS):
+            if self._row_block < rows <= self.info.context_tokens // 4:
+                tokens = [i * 7 % self.config.vocab_size for i in range(rows)]
+                if self._bits(rows, tokens, rows) == self._bits(self._row_block, tokens, rows):
+                    self._blocks = (rows, *self._blocks)
+        if not self.config.reward_head:
+            self.run(Work(self._name, "first", 0, (0,), 1))
+            self.fork("first", "second")
+            self.rewind("first", 0)
+            self.rewind("second", 0)
 
-    def _bits(self, sequence: str) -> list[bytes]:
-        """What the cache of `sequence` holds for the tokens that are computed."""
-        cache, computed = self._caches[sequence], self._sequences[sequence].computed
-        return [np.asarray(part)[:, :, :computed].tobytes() for part in (*cache.k, *cache.v)]
+    def _bits(self, rows: int, tokens: list[int], piece: int) -> list[bytes]:
+        """What cache and rewards hold after `tokens` were read in pieces, each in blocks of `rows`."""
+        before, self._blocks = self._blocks, (rows,)
+        for at in range(0, len(tokens), piece):
+            self.run(Work(self._name, "bits", at, tuple(tokens[at : at + piece])))
+        self._blocks = before
+        cache, held = self._caches.peek("bits"), self._sequences["bits"]
+        found = [np.asarray(part)[:, :, : held.computed].tobytes() for part in (*cache.k, *cache.v)]
+        found.append(held.rewards[: held.computed].tobytes())
+        self.rewind("bits", 0)
+        return found
 
     def _check(self, role: Role, folder: Path) -> None:
         numerics, config = role.numerics, self.config

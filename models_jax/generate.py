@@ -48,7 +48,15 @@ class Sampler(NamedTuple):
     temperature: jax.Array | np.floating
     """float32; 0 is greedy."""
     stops: jax.Array | np.ndarray
-    """(vocabulary,) bool: nothing is generated past these tokens."""
+    """(vocabulary, n) int8: the table of `models_jax.stops.Stops`; nothing is generated past state n."""
+    state: jax.Array | np.integer = np.int32(0)
+    """int32: the state of the step that is begun, below n."""
+    top_k: jax.Array | np.integer = np.int32(0)
+    """int32: only so many of the likeliest tokens; 0: all."""
+    top_p: jax.Array | np.floating = np.float32(1)
+    """float32: only the likeliest tokens that have this share together."""
+    min_p: jax.Array | np.floating = np.float32(0)
+    """float32: only tokens with at least this share of the likeliest one's probability."""
 
 
 class Progress(NamedTuple):
@@ -61,16 +69,34 @@ class Progress(NamedTuple):
     """int32: so many tokens are in the cache."""
     length: jax.Array
     """int32: so many tokens are in the sequence."""
-    stopped: jax.Array
-    """bool: a stop token was generated."""
+    state: jax.Array
+    """int32: how much of a delimiter the step ends with; see `Sampler.stops`."""
+
+
+def restricted(logits: jax.Array, sampler: Sampler) -> jax.Array:
+    """Logits (vocabulary,) with -inf where top_k, then top_p, then min_p leave a token out. Ties stay."""
+    ordered = jnp.sort(logits, descending=True)
+    ranks = jnp.arange(logits.size, dtype=jnp.int32)
+    ordered = jnp.where((sampler.top_k == 0) | (ranks < sampler.top_k), ordered, -jnp.inf)
+    share = jax.nn.softmax(ordered)
+    before = jnp.cumsum(share) - share
+    kept = (before < sampler.top_p) & (ordered >= ordered[0] + jnp.log(sampler.min_p))
+    least = jnp.min(jnp.where(kept | (ranks == 0), ordered, jnp.inf))
+    return jnp.where(logits >= least, logits, -jnp.inf)
 
 
 def choose(logits: jax.Array, position: jax.Array, sampler: Sampler) -> jax.Array:
-    """Token id for `position` from logits (vocabulary,): argmax(logits / temperature + Gumbel(key, position))."""
+    """Token id for `position` from logits (vocabulary,): argmax(logits / temperature + Gumbel(key, position)).
+
+    The noise of a token does not depend on which others are left out.
+    """
 
     def sampled() -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(sampler.key), impl="threefry2x32"), position)
-        return jnp.argmax(logits / sampler.temperature + jax.random.gumbel(key, logits.shape, jnp.float32))
+        scaled = logits / sampler.temperature
+        narrow = (sampler.top_k > 0) | (sampler.top_p < 1) | (sampler.min_p > 0)
+        scaled = jax.lax.cond(narrow, lambda: restricted(scaled, sampler), lambda: scaled)
+        return jnp.argmax(scaled + jax.random.gumbel(key, logits.shape, jnp.float32))
 
     return jax.lax.cond(sampler.temperature > 0, sampled, lambda: jnp.argmax(logits)).astype(jnp.int32)
 
@@ -84,6 +110,8 @@ def read_block(
     is read.
     """
     block = jax.lax.dynamic_slice(tokens, (start,), (row_block,))
+    # What is behind the last valid token may be of a larger vocabulary, and no lookup may give a NaN.
+    block = jnp.minimum(block, model.config.vocab_size - 1)
     positions = start + jnp.arange(row_block, dtype=jnp.int32)
     mask = jnp.arange(tokens.size, dtype=jnp.int32) <= positions[:, None]
     hidden, written = model.hidden(block[None], positions[None], mask[None], cache)
@@ -91,30 +119,12 @@ def read_block(
     return hidden[0], written
 
 
-@partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("cache",))
-def advance(
-    weights: Weights,
-    cache: Cache,
-    tokens: jax.Array,
-    computed: jax.Array,
-    length: jax.Array,
-    limit: jax.Array,
-    sampler: Sampler,
-    *,
-    config: ModelConfig,
-    row_block: int,
-) -> Progress:
-    """Feed `tokens` (slots,) from `computed` up to `length`, then generate until a stop token or `limit` tokens.
-
-    With `limit == length` it only reads. To generate, the last token must still be unread
-    (`computed < length`): its logits give the next one. The last token generated is left unread. The cache has
-    as many slots as `tokens`, at least `limit + row_block`, for the padding of the last block.
-    """
-    model = decoder(config, weights)
-    generate = limit > length
+def write(model: Decoder, at: Progress, limit: jax.Array, sampler: Sampler, row_block: int) -> Progress:
+    """Feed what is unread, then generate until a step's end or `limit` tokens; see `advance`."""
+    generate = limit > at.length
 
     def unfinished(at: Progress) -> jax.Array:
-        done = at.stopped | (generate & (at.length >= limit))
+        done = (at.state == sampler.stops.shape[1]) | (generate & (at.length >= limit))
         return (at.computed < at.length) & ~done
 
     def body(at: Progress) -> Progress:
@@ -130,11 +140,56 @@ def advance(
             tokens=at.tokens.at[at.length].set(token),
             computed=computed,
             length=at.length + write,
-            stopped=write & sampler.stops[token],
+            state=jnp.where(write, sampler.stops[token, at.state].astype(jnp.int32), at.state),
         )
 
+    return jax.lax.while_loop(unfinished, body, at)
+
+
+@partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("cache",))
+def advance(
+    weights: Weights,
+    cache: Cache,
+    tokens: jax.Array,
+    computed: jax.Array,
+    length: jax.Array,
+    limit: jax.Array,
+    sampler: Sampler,
+    *,
+    config: ModelConfig,
+    row_block: int,
+) -> Progress:
+    """Feed `tokens` (slots,) from `computed` up to `length`, then generate until a step's end or `limit` tokens.
+
+    With `limit == length` it only reads. To generate, the last token must still be unread
+    (`computed < length`): its logits give the next one. The last token generated is left unread. The cache has
+    as many slots as `tokens`, at least `limit + row_block`, for the padding of the last block.
+    """
+    at = Progress(cache, tokens, computed, length, jnp.asarray(sampler.state))
     with jax.default_matmul_precision("highest"):
-        return jax.lax.while_loop(unfinished, body, Progress(cache, tokens, computed, length, jnp.zeros((), jnp.bool_)))
+        return write(decoder(config, weights), at, limit, sampler, row_block)
+
+
+@partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("cache",))
+def feed(
+    weights: Weights,
+    cache: Cache,
+    tokens: jax.Array,
+    computed: jax.Array,
+    until: jax.Array,
+    *,
+    config: ModelConfig,
+    row_block: int,
+) -> Cache:
+    """Read `tokens` (slots,) from `computed` up to `until`. The padding of the last block needs slots as well."""
+    model = decoder(config, weights)
+
+    def body(at: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
+        _, cache = read_block(model, at[0], tokens, at[1], row_block)
+        return cache, at[1] + row_block
+
+    with jax.default_matmul_precision("highest"):
+        return jax.lax.while_loop(lambda at: at[1] < until, body, (cache, computed))[0]
 
 
 @partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("cache",))

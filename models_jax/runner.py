@@ -33,6 +33,10 @@ class ModelRunner(Protocol):
         """Forget all but the first `tokens` tokens of the sequence."""
         ...
 
+    def fork(self, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` a copy of a known sequence, in place of what it was."""
+        ...
+
     def close(self) -> None:
         """Free what is held; calling it twice is harmless."""
         ...

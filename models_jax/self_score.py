@@ -23,6 +23,7 @@ from models_jax.config import ModelConfig
 from models_jax.device import Device
 from models_jax.generate import Weights, decoder, read_block
 from models_jax.sequences import Held
+from models_jax.stops import Stops
 from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache, Decoder
 from planner.errors import UserError
@@ -96,7 +97,7 @@ class SelfScorer:
         self._head = load_head(folder, config, device)
 
     def scores(
-        self, weights: Weights, cache: Cache, held: Held, stops: np.ndarray, work: Work
+        self, weights: Weights, cache: Cache, held: Held, stops: Stops, work: Work
     ) -> tuple[Cache, tuple[float, ...]]:
         """The score at each position of `work`, 0 to 1, and the cache, which is used up.
 
@@ -107,10 +108,10 @@ class SelfScorer:
         return self._from_digits(weights, cache, held, work)
 
     def _from_head(
-        self, head: Head, weights: Weights, cache: Cache, held: Held, stops: np.ndarray, work: Work
+        self, head: Head, weights: Weights, cache: Cache, held: Held, stops: Stops, work: Work
     ) -> tuple[Cache, tuple[float, ...]]:
-        ends = np.flatnonzero(stops[held.tokens[: held.length]])
-        begins = [max(0, *(int(end) for end in ends if end < position), 0) for position in work.score]
+        ends = stops.ends(held.tokens[: held.length])
+        begins = [max((end for end in ends if end < position), default=0) for position in work.score]
         # The token before a step is read again too: what is expected first in the step comes from it.
         first = min(held.computed, *begins)
         cache, found = token_log_odds(

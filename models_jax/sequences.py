@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,10 @@ class Held:
         """Add tokens that the cache does not cover yet."""
         self.tokens[self.length : self.length + len(tokens)] = tokens
         self.length += len(tokens)
+
+    def begun(self, work: Work) -> np.ndarray:
+        """The tokens of the step that `work` goes on with, once it is open."""
+        return self.tokens[self.length - work.begun : self.length]
 
 
 class Sequences:
@@ -63,6 +67,13 @@ class Sequences:
         else:
             self._held.pop(name, None)
 
+    def fork(self, name: str, new_name: str) -> None:
+        """Make `new_name` a copy of the sequence `name`, in place of what it was."""
+        held = self._held.get(name)
+        if held is None or name == new_name:
+            raise ValueError(f"role {self._role!r} cannot make {new_name!r} a copy of sequence {name!r}")
+        self._held[new_name] = replace(held, tokens=held.tokens.copy(), rewards=held.rewards.copy())
+
     def __contains__(self, name: str) -> bool:
         """Whether sequence `name` is known."""
         return name in self._held
@@ -89,6 +100,8 @@ class Sequences:
                 raise ValueError(f"position {position} is not in the {length} tokens of {work.sequence!r}")
         if work.max_new < 0:
             raise ValueError(f"max_new is {work.max_new}")
+        if not 0 <= work.begun <= length:
+            raise ValueError(f"begun is {work.begun} of the {length} tokens of {work.sequence!r}")
         if work.max_new and not length:
             raise ValueError(f"nothing to go on from: sequence {work.sequence!r} of role {self._role!r} is empty")
         if length + max(work.max_new > 0, len(work.ask)) > self._context_tokens:

@@ -6,11 +6,16 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import tokenizers
 
 from models_jax.weight_files import read_json
 from planner.errors import UserError
+
+PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+"""Bytes that byte-level vocabularies write as themselves; the others follow from code point 256 on."""
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {
+    chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in PRINTABLE)
+}
 
 
 class Tokenizer:
@@ -18,7 +23,7 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Read `tokenizer.json`, and the end-of-text ids from `generation_config.json` or `config.json`."""
-        self._folder = folder
+        self.folder = folder
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise UserError("no tokenizer.json", where=str(folder), mend="copy it from the model")
@@ -55,32 +60,29 @@ class Tokenizer:
         """Text of `tokens`; end-of-text and other special tokens are left out."""
         return self._fast.decode([t for t in tokens if t not in self.eos_ids], skip_special_tokens=True)
 
-    def stop_ids(self, delimiter: str) -> tuple[int, ...]:
-        """Ids of all tokens whose text contains `delimiter`: a step ends with the token that completes it."""
-        texts = self._fast.decode_batch([[i] for i in range(self.size)], skip_special_tokens=False)
-        return tuple(i for i, text in enumerate(texts) if delimiter in text)
+    def token_bytes(self) -> list[bytes]:
+        """What each token adds to a text, by id. A token may hold a part of a character only."""
+        ids = range(self.size)
+        if isinstance(self._fast.decoder, tokenizers.decoders.ByteLevel):
+            return [self._byte_level(self._fast.id_to_token(i) or "") for i in ids]
+        # Some decoders take the space off a text's first token: so each is read behind another.
+        alone, *both = self._fast.decode_batch([[0], *([0, i] for i in ids)], skip_special_tokens=False)
+        return [text.removeprefix(alone).encode() for text in both]
 
     def check_size(self, vocab_size: int) -> None:
         """Raise UserError if the vocabulary has tokens that a model with `vocab_size` rows has not."""
         if self.size > vocab_size:
             raise UserError(
                 f"the tokenizer has {self.size} tokens, the model {vocab_size}",
-                where=str(self._folder),
+                where=str(self.folder),
                 mend="use the tokenizer.json that belongs to the model",
             )
 
-    def stop_mask(self, vocab_size: int, delimiter: str) -> np.ndarray:
-        """(vocab_size,) bool: tokens that end a step or the text. Raises UserError if none ends a step."""
-        stops = self.stop_ids(delimiter)
-        if not stops:
-            raise UserError(
-                f"no token of the vocabulary contains the delimiter {delimiter!r}",
-                where=str(self._folder),
-                mend="use a delimiter that the model writes as one token",
-            )
-        mask = np.zeros(vocab_size, np.bool_)
-        mask[[i for i in (*stops, *self.eos_ids) if i < vocab_size]] = True
-        return mask
+    @staticmethod
+    def _byte_level(token: str) -> bytes:
+        """The bytes of a token of a byte-level vocabulary; added tokens stand for themselves."""
+        found = [BYTE_OF.get(letter) for letter in token]
+        return token.encode() if None in found else bytes(b for b in found if b is not None)
 
     def _normal(self, text: str) -> str:
         normaliser = self._fast.normalizer

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models_jax.attention_kernel import attend, fits
 from models_jax.config import ModelConfig, RewardHead
 from models_jax.int8_weights import Int8Embedding, Int8Linear
 from models_jax.rope import inverse_frequencies
@@ -112,10 +113,22 @@ class Attention(nnx.Module):
         group = c.num_attention_heads // c.num_key_value_heads
         q = q.reshape(batch, tokens, c.num_key_value_heads, group, c.head_dim).transpose(0, 2, 3, 1, 4)
         q = q.reshape(batch, c.num_key_value_heads, group * tokens, c.head_dim)
-        scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * c.head_dim**-0.5
-        scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        out = jnp.einsum("bkqs,bksd->bkqd", weights, v)
+        scale = c.head_dim**-0.5
+
+        def plain() -> jax.Array:
+            scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * scale
+            scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
+            weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+            return jnp.einsum("bkqs,bksd->bkqd", weights, v)
+
+        def kernel() -> jax.Array:
+            last = jnp.tile(positions[0].astype(jnp.int32), group)
+            return attend(q[0], k[0], v[0], last, scale=scale)[None]
+
+        if cached is not None and batch == 1 and not c.sharded and fits(c.head_dim, k.shape[2]):
+            out = jax.lax.platform_dependent(cuda=kernel, default=plain)
+        else:
+            out = plain()
         out = out.reshape(batch, c.num_key_value_heads, group, tokens, c.head_dim).transpose(0, 3, 1, 2, 4)
         out = out.reshape(batch, tokens, -1)
         return self.o_proj(out), (k, v)

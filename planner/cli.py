@@ -346,6 +346,7 @@ def doctor(as_json: JsonOption = False) -> None:
 app.command()(cli_costs.simulate)
 app.command()(cli_costs.fit)
 app.command("sweep")(cli_sweep.run_sweep)
+app.command()(cli_costs.profile)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,7 +1,8 @@
-"""Commands about costs: `fit` makes a cost table of a trace, `simulate` says what a plan is worth by one."""
+"""Commands about costs: `profile` measures a cost table, `fit` makes one of a trace, `simulate` tries a plan by one."""
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +15,15 @@ from planner.cost import CostTable
 from planner.errors import UserError
 from planner.fit import fit_events, fit_steps
 from planner.plan import Plan
+from planner.problems import problem_set
+from planner.profile import Sample, devices_of
+from planner.profile import profile as measure_costs
 from planner.replay import replay
 from planner.simulate import Demand
 from planner.simulate import simulate as simulate_plan
 from planner.step_trace import read_step_trace, warmed
 from planner.trace import read_trace
-from planner.workflow import RoleName
+from planner.workflow import NEEDED_ROLES, Arithmetic, Numerics, Role, RoleName
 from planner.yaml_file import to_mapping
 
 DEVICES = ("draft=gpu0", "prm=gpu1", "target=gpu2")
@@ -46,12 +50,9 @@ def fit(
         raise UserError("a JSONL trace needs its plan", where=str(trace), mend="name it with --plan")
     else:
         table = fit_events(Plan.load(plan), read_trace(trace), trace.name)
-    text = yaml.safe_dump(to_mapping(table), sort_keys=False, allow_unicode=True)
     if output is not None:
-        show.write_file(output, text)
+        _write(table, output)
     show.out.print(_fit_table(table))
-    if output is not None:
-        show.out.print(f"left {output}", highlight=False)
 
 
 def simulate(
@@ -93,6 +94,66 @@ def simulate(
     else:
         show.add_floor(table, shown.mean_us, None, shown.foresight_us)
     show.out.print(table)
+
+
+def profile(
+    what: Annotated[
+        str, typer.Argument(help="A workflow (YAML), or a model: zoo/NAME or a folder.", show_default=False)
+    ],
+    device: Annotated[str | None, typer.Option("--device", "-d", help="A device; without it, all that fit.")] = None,
+    machine: Annotated[
+        str, typer.Option("--machine", "-m", help="The machine whose devices are here.")
+    ] = "this-computer",
+    role: Annotated[RoleName, typer.Option(help="The role that a single model plays.")] = RoleName.TARGET,
+    arithmetic: Annotated[Arithmetic, typer.Option(help="Of a single model.")] = Arithmetic.FLOAT32,
+    row_block: Annotated[int, typer.Option(min=1, max=256, help="Of a single model.")] = 8,
+    cache_tokens: Annotated[int, typer.Option(min=8, help="Of a single model.")] = 256,
+    repeats: Annotated[int, typer.Option(min=3, max=1000, help="Timings of each kind of chunk.")] = 7,
+    limit: Annotated[float, typer.Option(min=1, max=3600, help="Seconds for a role on a device, loading apart.")] = 20,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the cost table (YAML) here.")] = None,
+) -> None:
+    """Measure on this computer how long models take to read and to write, for plans to go by.
+
+    Examples:
+
+      heteroreason profile examples/sums.yaml -o costs.yaml
+
+      heteroreason plan examples/sums.yaml --costs costs.yaml
+
+      heteroreason profile zoo/target --device cpu0
+    """
+    where = api.as_machine(machine)
+    if what.endswith((".yaml", ".yml")):
+        workflow = api.as_workflow(what)
+        roles = {name: workflow.roles[name] for name in NEEDED_ROLES[workflow.policy.kind]}
+        delimiter = problem_set(workflow.problems).delimiter
+    else:
+        roles, delimiter = {role: Role(what, Numerics(arithmetic, row_block, cache_tokens))}, "\n"
+    placed = devices_of(where, roles, device)
+    table, samples = measure_costs(where, placed, delimiter, repeats=repeats, limit_s=limit)
+    if output is not None:
+        _write(table, output)
+    show.out.print(_profile_table(table, samples))
+
+
+def _profile_table(table: CostTable, samples: list[Sample]) -> Table:
+    columns = ("role", "device", "", "us a call", "us a token", "us a token of context", "spread", "error of the fit")
+    shown = show.table(table.description, *columns)
+    fits = {(fit.role, fit.device): fit for fit in table.fits}
+    for e in table.entries:
+        own = [s.spread for s in samples if (s.role, s.device, s.op) == (e.role, e.device, e.op)]
+        figures = (e.base_us, e.per_token_us, e.per_context_us)
+        fit = fits[e.role, e.device]
+        shown.add_row(
+            e.role, e.device, e.op, *(f"{f:.4g}" for f in figures),
+            f"{statistics.median(own):.1%}", f"{fit.median_error:.1%}",
+        )  # fmt: skip
+    return shown
+
+
+def _write(table: CostTable, output: Path) -> None:
+    show.write_file(output, yaml.safe_dump(to_mapping(table), sort_keys=False, allow_unicode=True))
+    show.out.print(f"left {output}", highlight=False)
 
 
 def _devices(words: list[str]) -> dict[RoleName, str]:

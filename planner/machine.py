@@ -69,6 +69,9 @@ class Device:
     """CPU core that the device's worker is pinned to."""
     count: int = 1
     """Devices that this stands for: above 1 for a set that computes as one, which no machine file holds."""
+    processors: tuple[int, ...] = ()
+    """Which of the accelerators that its backend sees the device is, by index; none: the first. Several compute roles
+    of that `numerics.tensor_parallel` together; the device's figures are then those of all."""
 
     @property
     def kind_of_processor(self) -> str:
@@ -143,7 +146,9 @@ class Machine:
     def provides(self, device: str, numerics: Numerics) -> bool:
         """Whether the device, or set, computes in this class. Integers give the same bits on any processor."""
         found = self.device(device)
-        if numerics.arithmetic not in found.ops_per_s or found.count != numerics.tensor_parallel:
+        wide = max(1, len(found.processors)) if found.count == 1 else found.count
+        exact = found.count == 1 or numerics.tensor_parallel == wide
+        if numerics.arithmetic not in found.ops_per_s or numerics.tensor_parallel > wide or not exact:
             return False
         bound = numerics.processor is not None and numerics.arithmetic != Arithmetic.INT8
         return not bound or found.kind_of_processor == numerics.processor
@@ -157,6 +162,7 @@ class Machine:
         """
         degree = numerics.tensor_parallel
         every = [d for group in self._equal_devices() for d in combinations(group, degree)]
+        every += [(d,) for d in self.devices if degree > 1 and len(d.processors) >= degree]
         places = [place_name([d.name for d in chosen], [d.name for d in self.devices]) for chosen in every]
         order = {d.name: i for i, d in enumerate(self.devices)}
         places.sort(key=lambda place: [order[d] for d in members(place)])
@@ -174,10 +180,10 @@ class Machine:
         return found
 
     def _equal_devices(self) -> Iterable[list[Device]]:
-        """The devices in groups that differ in nothing but name, source and core."""
+        """The devices in groups that differ in nothing but name, source and where they are."""
         groups: dict[str, list[Device]] = {}
         for device in self.devices:
-            figures = repr(replace(device, name="", source="", core=None))
+            figures = repr(replace(device, name="", source="", core=None, processors=()))
             groups.setdefault(figures, []).append(device)
         return groups.values()
 
@@ -199,6 +205,7 @@ def _as_one(name: str, parts: Sequence[Device]) -> Device:
         one,
         name=name,
         count=count,
+        processors=tuple(p for part in parts for p in part.processors),
         memory_bytes=one.memory_bytes * count,
         bandwidth_bytes_per_s=one.bandwidth_bytes_per_s * count,
         ops_per_s={arithmetic: ops * count for arithmetic, ops in one.ops_per_s.items()},
@@ -316,6 +323,10 @@ def _device_rules(key: str, device: Device) -> Iterator[Rule]:
     for name in ("memory_efficiency", "compute_efficiency"):
         value = getattr(device, name)
         yield f"{key}.{name}", value, 0 < value <= 1, "use a number above 0, at most 1"
+    indices = device.processors
+    right = len(set(indices)) == len(indices) and all(0 <= i < 4096 for i in indices)
+    yield f"{key}.processors", list(indices), right, "list each index once, from 0"
+    yield f"{key}.processors", list(indices), not (is_fpga and indices), "leave it out for an fpga"
     core = device.core
     yield f"{key}.core", core, core is None or 0 <= core < 4096, "use the index of a CPU core, from 0"
 

@@ -180,6 +180,10 @@ class ReplayBackend:
         """Forget the rest."""
         del self._sequences.setdefault((name, sequence), [])[tokens:]
 
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        """Copy the tokens."""
+        self._sequences[name, new_sequence] = list(self._sequences[name, sequence])
+
     def close(self) -> None:
         """Forget all."""
         self._sequences.clear()

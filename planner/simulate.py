@@ -158,6 +158,10 @@ class SampledBackend:
             raise ValueError(f"sequence {sequence} holds {len(held)} tokens, not {tokens}")
         del held[tokens:]
 
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        """Copy the tokens."""
+        self._sequences[name, new_sequence] = list(self._sequences[name, sequence])
+
     def close(self) -> None:
         """Forget all."""
         self._sequences.clear()

@@ -86,12 +86,24 @@ class Numerics:
 
 
 @dataclass(frozen=True)
+class Speculate:
+    """Token-level speculation within a role: a small model proposes tokens. It never changes tokens, only time."""
+
+    model: str
+    """The model that proposes, as in `Role`; it must have the role's tokenizer."""
+    tokens: int = 4
+    """Proposals that one pass of the role's model checks."""
+
+
+@dataclass(frozen=True)
 class Role:
     """One role: the model that plays it and its numerics class."""
 
     model: str
     """`zoo/NAME` for a model that ships, `hub/OWNER/NAME`, a GGUF file, or a folder in Hugging Face layout."""
     numerics: Numerics = field(default_factory=Numerics)
+    speculate: Speculate | None = None
+    """For a float role that writes."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +134,27 @@ class PolicyOptions:
 
 @dataclass(frozen=True)
 class Sampling:
-    """temperature 0 is greedy; else argmax(logits / temperature + Gumbel(key, position))."""
+    """temperature 0 is greedy; else argmax(logits / temperature + Gumbel(key, position)).
+
+    The tokens to choose from are narrowed by top_k, then top_p, then min_p; integer models have none of these.
+    """
 
     temperature: float = 0.0
     seed: int = 0
     draft_temperature: float | None = None
     """The draft's own; None: as above."""
+
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that have this share together."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability."""
+
+    @property
+    def narrow(self) -> bool:
+        """Whether some tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     @property
     def of_draft(self) -> float:
@@ -238,6 +265,7 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
     yield "problems", workflow.problems, bool(workflow.problems.strip()), "name a problem set, e.g. sums"
     for name, role in workflow.roles.items():
         yield from _role_rules(f"roles.{name}", role, workflow.budget)
+        yield from _speculate_rules(name, role)
     policy, sampling, statistics = workflow.policy, workflow.sampling, workflow.statistics
     yield from _share("policy", policy, "accept", "accept_refined")
     yield from _whole("policy", policy, 0, LARGEST, "max_backtracks", "max_ancestors", "first_target_steps")
@@ -249,6 +277,13 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
     yield "policy.alternative_temperature", policy.alternative_temperature, right, mend
     yield from _temperature_rules(policy, sampling)
     yield from _whole("sampling", sampling, 0, 2**63 - 1, "seed")
+    yield from _whole("sampling", sampling, 0, LARGEST, "top_k")
+    yield "sampling.top_p", sampling.top_p, 0 < sampling.top_p <= 1, "use a number above 0, up to 1 (all tokens)"
+    yield from _share("sampling", sampling, "min_p")
+    for name, role in workflow.roles.items():
+        right = role.numerics.arithmetic is not Arithmetic.INT8 or not sampling.narrow
+        mend = "take top_k, top_p and min_p out of sampling, which integer models do not have, or use a float role"
+        yield f"roles.{name}.numerics.arithmetic", role.numerics.arithmetic.value, right, mend
     yield from _whole("budget", workflow.budget, 1, LARGEST, "steps", "tokens", "step_tokens")
     yield from _share("statistics", statistics, "accept", "accept_refined")
     lengths = ("prompt_tokens", "draft_step_tokens", "target_step_tokens", "steps")
@@ -289,12 +324,27 @@ def _role_rules(key: str, role: Role, budget: Budget) -> Iterator[Rule]:
     yield f"{key}.cache_tokens", slots, rows < 1 or slots % rows == 0, mend
     mend = f"use at least {budget.tokens} (budget.tokens), and more for the prompt, or lower the budget"
     yield f"{key}.cache_tokens", slots, slots >= budget.tokens, mend
+    most = 1 if numerics.arithmetic is Arithmetic.INT8 else 64
+    right, mend = 1 <= numerics.tensor_parallel <= most, f"use a whole number from 1 to {most}"
+    yield f"{key}.tensor_parallel", numerics.tensor_parallel, right, mend
     right = numerics.weights == WeightKind.SAME or numerics.arithmetic != Arithmetic.INT8
     mend = "leave the key out: the weights of the integer model are int8 already"
     yield f"{key}.weights", numerics.weights, right, mend
     processor = numerics.processor
     right = processor is None or right_name(processor)
     yield f"{key}.processor", processor, right, "name a processor of the machine file or leave the key out"
+
+
+def _speculate_rules(name: RoleName, role: Role) -> Iterator[Rule]:
+    speculate, key = role.speculate, f"roles.{name}.speculate"
+    if speculate is None:
+        return
+    right = name != RoleName.PRM and role.numerics.arithmetic is not Arithmetic.INT8
+    yield key, speculate.model, right, "take it out: only a float role that writes speculates"
+    yield f"{key}.model", speculate.model, bool(speculate.model.strip()), "name a model, or a folder"
+    most = role.numerics.row_block - 1
+    mend = f"use a whole number from 1 to {most}, which is below numerics.row_block"
+    yield f"{key}.tokens", speculate.tokens, 1 <= speculate.tokens <= most, mend
 
 
 def right_name(name: str) -> bool:

@@ -182,15 +182,54 @@ def key_counts_only_when_sampled(s: Subject) -> None:
 
 def steps_end_at_the_delimiter(s: Subject) -> None:
     ended = 0
-    for key in range(40):
+    for key in range(60):
         s.run("steps", 0, s.prompt)
         out = s.run("steps", len(s.prompt), (), 2 * LENGTH, key=key, temperature=3.0)
         assert s.delimiter not in s.backend.decode(s.name, out.tokens[:-1])
-        last = s.backend.decode(s.name, out.tokens[-1:])
-        assert out.complete == (s.delimiter in last or out.ended)
+        assert out.complete == (s.delimiter in s.backend.decode(s.name, out.tokens) or out.ended)
         assert out.complete or len(out.tokens) == 2 * LENGTH
         ended += out.complete and not out.ended
     assert ended, "no step ended: the check saw nothing"
+
+
+def steps_end_alike_in_chunks(s: Subject) -> None:
+    ended = 0
+    for key in range(100):
+        more = {"key": key, "temperature": 3.0}
+        s.run("step", 0, s.prompt)
+        whole = s.run("step", len(s.prompt), (), 2 * LENGTH, **more)
+        for chunk in (1, 2, 5):
+            s.run("step", len(s.prompt))
+            found = Output()
+            while not found.complete and len(found.tokens) < 2 * LENGTH:
+                begun = len(found.tokens)
+                asked = min(chunk, 2 * LENGTH - begun)
+                part = s.run("step", len(s.prompt) + begun, (), asked, begun=begun, **more)
+                found = Output(found.tokens + part.tokens, part.complete, part.ended)
+            assert found == whole, (key, chunk)
+        ended += whole.complete and not whole.ended
+        if key > 8 and ended > 2:
+            break
+    assert ended, "no step ended: the check saw nothing"
+    with pytest.raises(ValueError, match="begun"):
+        s.run("step", 1, (), 1, begun=2)
+    s.backend.rewind(s.name, "step", 0)
+
+
+def fork_is_a_copy(s: Subject) -> None:
+    whole = s.write("stem", LENGTH, **SAMPLED)
+    at = len(s.prompt) + 7
+    s.run("stem", at)
+    s.backend.fork(s.name, "stem", "branch")
+    assert s.go_on("branch", at, LENGTH - 7, LENGTH, **SAMPLED) == whole[7:]
+    s.run("stem", len(s.prompt), s.prompt)
+    s.backend.fork(s.name, "branch", "stem")
+    assert s.go_on("stem", at, LENGTH - 7, 3, **SAMPLED) == whole[7:]
+    s.backend.rewind(s.name, "stem", 0)
+    assert s.go_on("branch", at + 1, LENGTH - 8, LENGTH, **SAMPLED) == whole[8:]
+    for pair in (("stem", "other"), ("branch", "branch")):
+        with pytest.raises(ValueError, match="copy of sequence"):
+            s.backend.fork(s.name, *pair)
 
 
 def next_step_starts_behind_the_delimiter(s: Subject) -> None:
@@ -269,6 +308,15 @@ def scores_follow_a_rewind(s: Subject) -> None:
         s.run("back", half, (), score=(half,))
 
 
+def scores_of_a_fork_are_a_copy(s: Subject) -> None:
+    every, half = tuple(range(len(s.prompt))), len(s.prompt) // 2
+    whole = s.run("stem", 0, s.prompt, score=every).scores
+    s.backend.fork(s.name, "stem", "branch")
+    s.run("stem", 0, s.prompt[::-1])
+    assert s.run("branch", len(s.prompt), (), score=every).scores == whole
+    assert s.run("branch", half, s.prompt[half:], score=every).scores == whole
+
+
 def reward_model_does_not_write(s: Subject) -> None:
     with pytest.raises(UserError, match="reward"):
         s.run("write", 0, s.prompt, 1)
@@ -296,6 +344,8 @@ WRITING = (
     sequences_do_not_mix,
     key_counts_only_when_sampled,
     steps_end_at_the_delimiter,
+    steps_end_alike_in_chunks,
+    fork_is_a_copy,
     next_step_starts_behind_the_delimiter,
     nothing_cannot_be_gone_on_from,
     context_is_a_limit,
@@ -308,6 +358,7 @@ SCORING = (
     scores_come_in_the_order_asked,
     scores_do_not_depend_on_the_cut,
     scores_follow_a_rewind,
+    scores_of_a_fork_are_a_copy,
     reward_model_does_not_write,
 )
 """Checks of a process reward model."""

@@ -368,6 +368,9 @@ class LetterBackend:
     def rewind(self, name: str, sequence: str, tokens: int) -> None:
         del self.held[name, sequence][tokens:]
 
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        self.held[name, new_sequence] = list(self.held[name, sequence])
+
     def close(self) -> None:
         self.held.clear()
 

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import backend_contract
+import jax
 import numpy as np
 import pytest
 import tiny_models
+from hypothesis import given
+from hypothesis import strategies as st
 
-from models_jax import float_runner, generate
+from models_jax import float_runner
 from models_jax.backend import JaxBackend
 from planner.errors import UserError
-from planner.runtime.backend import Work
+from planner.runtime.backend import Output, Work
 from planner.workflow import Arithmetic, Numerics, Role
 
 SHAPE = tiny_models.config("qwen3")
 TEXT = "12 + 30 = 42\n4 2 = 6"
 
 
-def subject(folder, name="draft", arithmetic=Arithmetic.FLOAT32, row_block=8):
+def subject(folder, name="draft", arithmetic=Arithmetic.FLOAT32, row_block=8, delimiter=tiny_models.DELIMITER):
     role = Role(str(folder), Numerics(arithmetic, row_block, 96))
-    return backend_contract.Subject(JaxBackend, name, role, tiny_models.DELIMITER, TEXT, "x 1")
+    return backend_contract.Subject(JaxBackend, name, role, delimiter, TEXT, "x 1")
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[("float32", "\n"), ("bfloat16", "\n"), ("float32", "4 ")], ids=repr)
 def writer(request, tmp_path_factory):
+    arithmetic, delimiter = request.param
     folder = tmp_path_factory.mktemp("writer")
     tiny_models.write(folder, SHAPE)
-    made = subject(folder, arithmetic=Arithmetic(request.param))
+    made = subject(folder, arithmetic=Arithmetic(arithmetic), delimiter=delimiter)
     yield made
     made.backend.close()
 
@@ -56,12 +62,97 @@ def test_scoring_contract(check, scorer):
     check(scorer)
 
 
-def test_nothing_compiles_after_loading(writer, scorer):
-    before = generate.advance._cache_size(), generate.rewards._cache_size()
-    writer.write("steady", 30, 7)
-    writer.write("steady", 5, key=3, temperature=0.7)
-    scorer.run("steady", 0, scorer.prompt, score=(1,))
-    assert (generate.advance._cache_size(), generate.rewards._cache_size()) == before
+COMPILED = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: COMPILED.append(event) if "backend_compile" in event else None
+)
+
+
+def test_nothing_compiles_in_a_steady_state(long):
+    """Whatever is asked of loaded models, for sequences old and new."""
+    writer, scorer = long
+    assert COMPILED, "the listener heard nothing"
+    before = len(COMPILED)
+    for sequence in ("a", "b", "c", "d"):
+        for length in (1, 2, 8, 9, 31, 32, 33, 70, 129):
+            feed = (writer.prompt * 20)[:length]
+            writer.run(sequence, 0, feed, 7)
+            writer.run(sequence, length, (), 3, key=3, temperature=0.7, top_k=3, top_p=0.8, begun=1)
+            scorer.run(sequence, 0, feed, score=(length - 1,))
+        writer.backend.fork("draft", sequence, "copy")
+        writer.run("copy", 100, feed[:3], 5)
+    for sequence in ("a", "b", "copy"):
+        writer.backend.rewind("draft", sequence, 0)
+    writer.run("new", 0, writer.prompt, 5)
+    assert len(COMPILED) == before, COMPILED[before:]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """A writer and a scorer of 256 tokens, which have long blocks."""
+    made = []
+    for name, reward in (("draft", False), ("prm", True)):
+        folder = tmp_path_factory.mktemp(name)
+        tiny_models.write(folder, tiny_models.config("qwen2", reward=reward, max_position_embeddings=256))
+        role = Role(str(folder), Numerics(row_block=4, cache_tokens=256))
+        made.append(backend_contract.Subject(JaxBackend, name, role, "\n", TEXT, "x 1"))
+    yield made
+    for each in made:
+        each.backend.close()
+
+
+def test_long_blocks_change_nothing(long, monkeypatch):
+    monkeypatch.setattr(float_runner, "LONG_BLOCKS", ())
+    for s in long:
+        plain = backend_contract.Subject(JaxBackend, s.name, s.role, "\n", TEXT, "x 1")
+        assert (plain.backend._runner(s.name)._blocks, s.backend._runner(s.name)._blocks) == ((4,), (32, 4))
+        tokens = (s.prompt * 20)[:200]
+        for cuts in ([200], [33, 200], [3, 70, 140, 199, 200]):
+            found = []
+            for one in (s, plain):
+                outs = [one.run("x", at, tokens[at:to]) for at, to in pairwise([0, *cuts])]
+                assert outs == [Output()] * len(cuts)
+                score = tuple(range(200)) if s.name == "prm" else ()
+                found.append((one.run("x", 200, (), score=score), cache_bits(one, "x", 200)))
+            assert found[0] == found[1], cuts
+
+
+def cache_bits(s, sequence, count):
+    cache = s.backend._runner(s.name)._caches.peek(sequence)
+    return [np.asarray(part)[:, :, :count].tobytes() for part in (*cache.k, *cache.v)]
+
+
+@given(start=st.integers(0, 255), wanted=st.integers(1, 256))
+def test_passes_cover_what_is_unread_and_stay_in_the_cache(start, wanted):
+    runner = float_runner.FloatRunner.__new__(float_runner.FloatRunner)
+    runner._blocks, runner._row_block, runner._slots = (128, 32, 4), 4, 260
+    at, until, blocks = start, min(start + wanted, 256), 0
+    while at < until:
+        rows, end = runner._next_pass(at, until)
+        assert at < end <= until
+        assert at + -(-(end - at) // rows) * rows <= runner._slots
+        at, blocks = end, blocks + -(-(end - at) // rows)
+    assert blocks <= -(-(until - start) // 4)
+
+
+def test_long_blocks_that_differ_are_not_used(tmp_path, monkeypatch):
+    tiny_models.write(tmp_path, tiny_models.config("qwen2", max_position_embeddings=256))
+    real = float_runner.FloatRunner._bits
+    monkeypatch.setattr(float_runner.FloatRunner, "_bits", lambda self, rows, *a: [*real(self, rows, *a), rows > 4])
+    role = Role(str(tmp_path), Numerics(row_block=4, cache_tokens=256))
+    made = backend_contract.Subject(JaxBackend, "draft", role, "\n", TEXT, "x 1")
+    assert made.backend._runner("draft")._blocks == (4,)
+
+
+def test_caches_are_used_again(folder):
+    made = subject(folder)
+    whole = made.write("a", 20, **backend_contract.SAMPLED)
+    pool = made.backend._runner("draft")._caches
+    made.backend.rewind("draft", "a", 0)
+    before = len(pool._spare)
+    assert before >= 1
+    assert made.write("b", 20, **backend_contract.SAMPLED) == whole
+    assert len(pool._spare) == before - 1
 
 
 def test_info_counts_bytes(folder):
@@ -126,8 +217,9 @@ def test_rows_that_differ_are_refused(folder, monkeypatch):
     [
         ({"platfrom": "cpu"}, "no option 'platfrom'"),
         ({"platform": "abacus"}, "no platform 'abacus'"),
-        ({"index": "99"}, "index '99'"),
-        ({"index": "-1"}, "index '-1'"),
+        ({"devices": "99"}, "index '99'"),
+        ({"devices": "-1"}, "index '-1'"),
+        ({"devices": "0,0"}, "devices is '0,0'"),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -136,7 +228,7 @@ def test_wrong_options_are_named(options, message):
 
 
 def test_options_choose_the_device():
-    JaxBackend({"platform": "cpu", "index": "0"}).close()
+    JaxBackend({"platform": "cpu", "devices": "0"}).close()
 
 
 def test_closed_model_does_not_run(folder):
@@ -152,7 +244,8 @@ def test_closed_model_does_not_run(folder):
     [
         ("draft", Numerics(cache_tokens=97), "\n", "the model reads 96"),
         ("prm", Numerics(cache_tokens=96), "\n", "no reward head"),
-        ("draft", Numerics(cache_tokens=96), "\n\n", "delimiter"),
+        ("draft", Numerics(cache_tokens=96), "\nx", "delimiter"),
+        ("draft", Numerics(cache_tokens=96), "", "delimiter"),
     ],
 )
 def test_unfit_roles_are_refused(folder, name, numerics, delimiter, message):

@@ -97,7 +97,7 @@ def test_model_that_is_not_quantised_is_refused(tmp_path):
     ("numerics", "delimiter", "message"),
     [
         (Numerics(Arithmetic.INT8, cache_tokens=97), "\n", "integer model reads 96"),
-        (INT8, "\n\n", "delimiter"),
+        (INT8, "\nx", "delimiter"),
     ],
 )
 def test_unfit_roles_are_refused(folder, numerics, delimiter, message):

@@ -80,14 +80,14 @@ def test_twin_chooses_the_same():
     for i in range(60):
         logits = rng.integers(-20_000, 20_000, 24).astype(np.int32)
         temperature, key = [0.0, 0.001, 0.7, 1.0, 8.0][i % 5], int(rng.integers(0, 2**63))
-        sampler = decode.sampler(key, temperature, np.zeros(24, bool))
+        sampler = decode.sampler(key, temperature, np.zeros((24, 1), np.int8))
         assert int(choose(jnp.asarray(logits), np.int32(i), sampler)) == gumbel.choose(logits, i, key, temperature)
 
 
 def test_equal_logits_choose_the_lowest_token():
     logits = np.array([1, 5, 5, 3], np.int32)
     assert gumbel.choose(logits, 0, 1, 0.0) == 1
-    sampler = decode.sampler(0, 0.0, np.zeros(4, bool))
+    sampler = decode.sampler(0, 0.0, np.zeros((4, 1), np.int8))
     assert int(decode.choose(jnp.asarray(logits), jnp.int32(0), sampler)) == 1
 
 

@@ -83,9 +83,9 @@ class Driver:
 
     def __init__(self, model, temperature=0.0, key=0, stops=()):
         self.parameters, self.cache = twin.parameters(model), twin.empty_cache(SHAPE, SLOTS)
-        mask = np.zeros(SHAPE.vocab_size, bool)
-        mask[list(stops)] = True
-        self.sampler = decode.sampler(key, temperature, mask)
+        table = np.zeros((SHAPE.vocab_size, 1), np.int8)
+        table[list(stops)] = 1
+        self.sampler = decode.sampler(key, temperature, table)
         self.tokens, self.computed = [], 0
 
     def run(self, keep, feed, max_new):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_jax.config import ModelConfig
-from models_jax.generate import Sampler, advance, choose, read_block, rewards, weights_of
+from models_jax.generate import Sampler, advance, choose, feed, read_block, restricted, rewards, weights_of
 from models_jax.transformer import Cache
 
 SHAPES = {
@@ -32,7 +33,7 @@ class Machine:
         self.config, self.row_block, self.dtype = SHAPES[shape], row_block, dtype
         self.model = tiny_models.random_model(self.config, 3)
         self.weights = tuple(weight.astype(dtype) for weight in weights_of(self.model))
-        self.stops = np.zeros(self.config.vocab_size, bool)
+        self.stops = np.zeros((self.config.vocab_size, 1), np.int8)
 
     def start(self):
         return Cache.empty(self.config, CONTEXT + self.row_block, dtype=self.dtype)
@@ -145,7 +146,7 @@ def test_reading_only_writes_nothing():
 def test_stop_token_stops():
     m = Machine("tiny", 8)
     _, free, _ = m.run(m.start(), [3, 4, 5], 0, 20, temperature=1.0)
-    m.stops[free[10]] = True
+    m.stops[free[10]] = 1
     _, tokens, computed = m.run(m.start(), [3, 4, 5], 0, 20, temperature=1.0)
     first = free.index(free[10], 3)
     assert tokens == free[: first + 1]
@@ -164,7 +165,7 @@ def test_context_can_be_filled():
 @functools.partial(jax.vmap, in_axes=(0, 0, None))
 def pick(keys, positions, logits):
     """One token for each key and position."""
-    stops = jnp.zeros(logits.shape, bool)
+    stops = jnp.zeros((logits.size, 1), jnp.int8)
     return choose(logits, positions, Sampler(keys, jnp.float32(1.0), stops))
 
 
@@ -183,6 +184,80 @@ def test_sampled_shares_are_those_of_the_softmax():
     keys = jnp.tile(jnp.array([7, 9], jnp.uint32), (20_000, 1))
     shares = np.bincount(np.asarray(pick(keys, jnp.arange(20_000), logits)), minlength=3) / 20_000
     np.testing.assert_allclose(shares, jax.nn.softmax(logits), atol=0.015)
+
+
+def narrowed(logits, **options):
+    """The plain way: sort, cut, cut, cut."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    kept = order[: options.get("top_k") or None]
+    shares = np.exp(np.array(logits)[kept] - max(logits))
+    shares = shares / shares.sum()
+    before = np.cumsum(shares) - shares
+    kept = [i for i, b in zip(kept, before, strict=True) if b < options.get("top_p", 1) - 1e-6]
+    return {i for i in kept if logits[i] >= max(logits) + np.log(max(options.get("min_p", 0), 1e-30))}
+
+
+narrow = jax.jit(restricted)
+
+
+def sampler_of(top_k=0, top_p=1.0, min_p=0.0, key=(0, 0), temperature=1.0):
+    numbers = np.int32(top_k), np.float32(top_p), np.float32(min_p)
+    return Sampler(np.array(key, np.uint32), np.float32(temperature), np.zeros((9, 1), np.int8), np.int32(0), *numbers)
+
+
+@settings(deadline=None)
+@given(
+    logits=st.lists(st.integers(-40, 40), min_size=9, max_size=9, unique=True),
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([0.03, 0.31, 0.77, 0.93]),
+    min_p=st.sampled_from([0.0, 0.011, 0.13, 1.0]),
+)
+def test_narrowing_is_the_plain_way(logits, top_k, top_p, min_p):
+    values = [x / 8 for x in logits]
+    expected = narrowed(values, top_k=top_k, top_p=top_p, min_p=min_p)
+    found = np.asarray(narrow(jnp.asarray(values, jnp.float32), sampler_of(top_k, top_p, min_p)))
+    assert set(np.flatnonzero(np.isfinite(found)).tolist()) == expected
+    assert {i: found[i] for i in expected} == {i: values[i] for i in expected}
+
+
+def test_ties_stay():
+    found = narrow(jnp.asarray([1.0, 2.0, 2.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]), sampler_of(2))
+    assert np.isfinite(found).tolist() == [False, True, True, True, *[False] * 5]
+
+
+@pytest.mark.parametrize("options", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.4}])
+def test_a_narrow_choice_takes_the_same_token_where_it_may(options):
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal(9), jnp.float32)
+    allowed = narrowed(np.asarray(logits).tolist(), **options)
+    chosen = jax.jit(lambda at, sampler: choose(logits, at, sampler))
+    free = [int(chosen(np.int32(n), sampler_of())) for n in range(60)]
+    held = [int(chosen(np.int32(n), sampler_of(**options))) for n in range(60)]
+    assert set(held) <= allowed and len(set(held)) > 1
+    assert all(f == h for f, h in zip(free, held, strict=True) if f in allowed)
+    assert sum(f not in allowed for f in free) > 5
+
+
+def test_steps_end_where_the_delimiter_is_whole():
+    m = Machine("tiny", 8)
+    _, free, _ = m.run(m.start(), [3, 4, 5], 0, 30, temperature=1.0)
+    first = next(n for n in range(5, 30) if free[n] != free[n + 1])
+    m.stops = np.zeros((m.config.vocab_size, 2), np.int8)
+    m.stops[free[first], 0] = 1
+    m.stops[free[first], 1] = 1
+    m.stops[free[first + 1], 1] = 2
+    _, tokens, _ = m.run(m.start(), [3, 4, 5], 0, 27, temperature=1.0)
+    pairs = list(itertools.pairwise(free[3:]))
+    assert tokens == free[: pairs.index((free[first], free[first + 1])) + 5]
+
+
+@pytest.mark.parametrize(("shape", "rows"), [("tiny", 4), ("wide", 16)])
+def test_feeding_is_reading(shape, rows):
+    m = machine(shape, rows)
+    tokens = random_tokens(m, 40)
+    padded = np.zeros(CONTEXT + rows, np.int32)
+    padded[:40] = tokens
+    fed = feed(m.weights, m.start(), padded, np.int32(0), np.int32(40), config=m.config, row_block=rows)
+    assert m.bits(fed, 40) == m.bits(m.run(m.start(), tokens, 0)[0], 40)
 
 
 def test_rewards_are_cut_invariant_bit_for_bit():

@@ -259,9 +259,8 @@ class TestTokenizer:
         assert tokens.eos_ids == (1,)
         assert tokens.decode((*tokens.encode("7"), 1, 0)) == "7"
 
-    def test_stop_ids_contain_the_delimiter(self, tokens):
-        assert tokens.stop_ids("\n") == (tiny_models.TOKENS.index("\n"),)
-        assert tokens.stop_ids("\n\n") == ()
+    def test_token_bytes_are_what_a_token_adds(self, tokens):
+        assert tokens.token_bytes() == [word.encode() for word in tiny_models.TOKENS]
 
     def test_equal_files_have_equal_hashes(self, tokens, tmp_path_factory):
         other = tmp_path_factory.mktemp("other")
@@ -300,5 +299,7 @@ class TestTokenizer:
         made.decoder = decoders.ByteLevel()
         made.save(str(tmp_path / "tokenizer.json"))
         tokens = Tokenizer(tmp_path)
-        assert tokens.stop_ids("\n\n") == (256, 258)
+        found = tokens.token_bytes()
+        assert (found[256], found[258]) == (b"\n\n", b".\n\n")
+        assert sorted(found[:256]) == [bytes([i]) for i in range(256)]
         assert tokens.decode(tokens.encode("naïve √2.\n\n")) == "naïve √2.\n\n"

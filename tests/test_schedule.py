@@ -308,7 +308,9 @@ def test_memory_limits_placements() -> None:
 
 
 def test_durations_are_those_of_chunks() -> None:
-    flow = workflow(Policy.DRAFT_ONLY, statistics=Statistics(prompt_tokens=30, draft_step_tokens=20, draft_step_spread=0.0))
+    flow = workflow(
+        Policy.DRAFT_ONLY, statistics=Statistics(prompt_tokens=30, draft_step_tokens=20, draft_step_spread=0.0)
+    )
     instance = build(lower(flow, 1), flow, machine(device("a")), LinearCosts(otherwise_us=10))
     assert instance.duration_us == {("prefill.draft", "a"): 30, ("draft", "a"): 200}
     assert instance.chunk_us == {(DRAFT, "a"): 80}

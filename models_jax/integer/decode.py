@@ -25,15 +25,18 @@ class Sampler(NamedTuple):
     temperature: jax.Array
     """int32, UQ3.10; 0 is greedy."""
     stops: jax.Array
-    """bool (vocabulary,): nothing is generated past these tokens."""
+    """int8 (vocabulary, n): the table of `models_jax.stops.Stops`; nothing is generated past state n."""
+    state: jax.Array
+    """int32: the state of the step that is begun, below n."""
 
 
-def sampler(key: int, temperature: float, stops: np.ndarray | jax.Array) -> Sampler:
-    """From a 64-bit key, a temperature and a mask of stop tokens. Raises UserError for a bad temperature."""
+def sampler(key: int, temperature: float, stops: np.ndarray | jax.Array, state: int = 0) -> Sampler:
+    """From a 64-bit key, a temperature, a table of stops and a state. Raises UserError for a bad temperature."""
     return Sampler(
         jnp.asarray(np.array(gumbel.key_words(key), np.uint32)),
         jnp.int32(gumbel.temperature_units(temperature)),
         jnp.asarray(stops),
+        jnp.int32(state),
     )
 
 
@@ -47,8 +50,8 @@ class Progress(NamedTuple):
     """int32: so many tokens are in the cache."""
     length: jax.Array
     """int32: so many tokens are in the sequence."""
-    stopped: jax.Array
-    """bool: a stop token was generated."""
+    state: jax.Array
+    """int32: how much of a delimiter the step ends with."""
 
 
 def threefry(key: jax.Array, x0: jax.Array, x1: jax.Array) -> jax.Array:
@@ -103,16 +106,18 @@ def feed(p: Parameters, at: Progress, until: jax.Array, shape: Shape) -> Progres
 
 
 def generate(p: Parameters, at: Progress, limit: jax.Array, sampler: Sampler, shape: Shape) -> Progress:
-    """Write tokens one by one, up to `limit` in the sequence or a stop token. The last one is left unread."""
+    """Write tokens one by one, up to `limit` in the sequence or the end of a step. The last one is left unread."""
 
     def body(at: Progress) -> Progress:
         token = jax.lax.dynamic_slice(at.tokens, (at.computed,), (1,))
         x, cache = twin.read_rows(p, token, at.computed, at.cache, shape)
         chosen = choose(twin.logits(p, x)[0], at.length, sampler)
         tokens = jax.lax.dynamic_update_slice(at.tokens, chosen[None], (at.length,))
-        return Progress(cache, tokens, at.computed + 1, at.length + 1, sampler.stops[chosen])
+        state = sampler.stops[chosen, at.state].astype(jnp.int32)
+        return Progress(cache, tokens, at.computed + 1, at.length + 1, state)
 
-    return jax.lax.while_loop(lambda at: (at.length < limit) & ~at.stopped, body, at)
+    complete = sampler.stops.shape[1]
+    return jax.lax.while_loop(lambda at: (at.length < limit) & (at.state < complete), body, at)
 
 
 @partial(jax.jit, static_argnames=("shape",), donate_argnames=("cache",))
@@ -127,12 +132,12 @@ def advance(
     *,
     shape: Shape,
 ) -> Progress:
-    """Feed `tokens` (slots,) from `computed` up to `length`, then generate until a stop token or `limit` tokens.
+    """Feed `tokens` (slots,) from `computed` up to `length`, then generate until a step's end or `limit` tokens.
 
     With `limit == length` it only reads. To generate, the last token must still be unread (`computed < length`):
     its logits give the next one. The cache and `tokens` need `limit + FEED_ROWS` slots.
     """
-    at = Progress(cache, tokens, computed, length, jnp.zeros((), jnp.bool_))
+    at = Progress(cache, tokens, computed, length, sampler.state)
     at = feed(p, at, jnp.where(limit > length, length - 1, length), shape)
     return generate(p, at, limit, sampler, shape)
 

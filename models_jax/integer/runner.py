@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models_jax.device import Device
@@ -13,6 +14,7 @@ from models_jax.integer.decode import FEED_ROWS, Sampler, advance, sampler
 from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, read
 from models_jax.integer.twin import Cache, Parameters, empty_cache, parameters
 from models_jax.sequences import Held, Sequences
+from models_jax.stops import Stops
 from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
 from planner.checkpoint import model_hash
@@ -36,8 +38,8 @@ class IntegerRunner:
         self._sequences = Sequences(name, role.numerics.cache_tokens, self._slots, model.shape.vocab_size)
         self._caches: dict[str, Cache] = {}
         self._tokenizer.check_size(model.shape.vocab_size)
-        self._stop_mask = self._tokenizer.stop_mask(model.shape.vocab_size, delimiter)
-        self._stops = jax.device_put(self._stop_mask, device)
+        self._stops = Stops(self._tokenizer, model.shape.vocab_size, delimiter)
+        self._stop_table = jax.device_put(self._stops.table, device)
         self._parameters: Parameters | None = jax.device_put(parameters(model), device)
         self.info = model_info(model, folder, self._tokenizer, role.numerics.cache_tokens)
         self.run(Work(role=name, sequence="", keep=0, feed=(0,)))
@@ -64,8 +66,14 @@ class IntegerRunner:
                 f"role {self._name!r} has an integer model, which has no reward head",
                 mend="score with a float reward model",
             )
-        chosen_by = sampler(work.key, work.temperature, self._stops)
+        if work.top_k or work.top_p < 1 or work.min_p:
+            raise UserError(
+                f"role {self._name!r} has an integer model, which does not narrow its choice",
+                mend="leave top_k, top_p and min_p out",
+            )
+        chosen_by = sampler(work.key, work.temperature, self._stop_table)
         held = self._sequences.open(work)
+        chosen_by = chosen_by._replace(state=np.int32(self._stops.state(held.begun(work))))
         return self._write(self._parameters, work, held, chosen_by)
 
     def rewind(self, sequence: str, tokens: int) -> None:
@@ -73,6 +81,13 @@ class IntegerRunner:
         self._sequences.rewind(sequence, tokens)
         if sequence not in self._sequences:
             self._caches.pop(sequence, None)
+
+    def fork(self, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` a copy of a sequence, in place of what it was."""
+        self._sequences.fork(sequence, new_sequence)
+        self._caches.pop(new_sequence, None)
+        if sequence in self._caches:
+            self._caches[new_sequence] = jax.tree.map(jnp.copy, self._caches[sequence])
 
     def close(self) -> None:
         """Free weights and caches."""
@@ -100,10 +115,10 @@ class IntegerRunner:
         written = np.asarray(done.tokens)[first : int(done.length)]
         held.append(written)
         held.computed = int(done.computed)
-        return self._output(tuple(int(token) for token in written))
+        return self._output(tuple(int(token) for token in written), int(done.state))
 
-    def _output(self, tokens: tuple[int, ...]) -> Output:
-        complete = bool(tokens) and bool(self._stop_mask[tokens[-1]])
+    def _output(self, tokens: tuple[int, ...], state: int) -> Output:
+        complete = bool(tokens) and state == self._stops.complete
         return Output(tokens, complete, ended=bool(tokens) and tokens[-1] in self._tokenizer.eos_ids)
 
     def _take_cache(self, sequence: str, held: Held) -> Cache:

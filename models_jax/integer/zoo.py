@@ -48,8 +48,8 @@ def steps_of(name: str, written: str) -> list[str]:
 def solve(model: IntegerModel, name: str, problems: list[Problem]) -> list[list[str]]:
     """What the integer model writes greedily."""
     slots = ROW_TOKENS + decode.FEED_ROWS
-    parameters, stops = twin.parameters(model), np.zeros(model.shape.vocab_size, bool)
-    stops[ID[EOS]] = True
+    parameters, stops = twin.parameters(model), np.zeros((model.shape.vocab_size, 1), np.int8)
+    stops[ID[EOS]] = 1
     greedy, found = decode.sampler(0, 0.0, stops), []
     for problem in problems:
         tokens = encode(SETS[name].prompt(problem))

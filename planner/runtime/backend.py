@@ -47,6 +47,15 @@ class Work:
     key: int = 0
     """64-bit key of the step for sampling; the backend folds in the token's position."""
     temperature: float = 0.0
+    top_k: int = 0
+    """Sample from so many of the likeliest tokens; 0: from all. For float models, as are the next two."""
+    top_p: float = 1.0
+    """Sample from the likeliest tokens that have this share together."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this share of the likeliest one's probability."""
+    begun: int = 0
+    """So many of the last tokens, `feed` included, belong to the step that is being written. A delimiter may have
+    begun in them."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,10 @@ class Backend(Protocol):
 
     def rewind(self, name: str, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens of the sequence of role `name`."""
+        ...
+
+    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
+        """Make `new_sequence` of role `name` a copy of a known sequence, in place of what it was."""
         ...
 
     def close(self) -> None:

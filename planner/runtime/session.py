@@ -202,6 +202,10 @@ class Session:
             max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
             key=request.sampling_key(sampling.seed),
             temperature=temperature(plan.workflow, request),
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            begun=len(begun),
         )
 
     def _question(self, role: RoleName) -> dict[str, Any]:

@@ -83,6 +83,11 @@ def make_backend(device: Device) -> Backend:
             mend=f"use one of {', '.join(sorted(found))}",
         )
     options = {"transport": device.transport.value} if device.transport else {}
+    if device.count > 1 and len(device.processors) != device.count:
+        what = f"the devices of the set {device.name} do not say which processors they are"
+        raise UserError(what, mend="give each of them its index in `processors` in the machine file")
+    if device.processors:
+        options["devices"] = ",".join(map(str, device.processors))
     return found[device.backend].load()(options)
 
 
@@ -90,11 +95,11 @@ def make_backend(device: Device) -> Backend:
 class Shelf:
     """Backends of this process, one for each kind, shared by the devices and plans that are rehearsed in it."""
 
-    _backends: dict[tuple[str, str | None], Backend] = field(default_factory=dict)
+    _backends: dict[tuple[object, ...], Backend] = field(default_factory=dict)
 
     def backend(self, device: Device) -> Backend:
         """The backend of the device's kind, made when it is first asked for."""
-        kind = (device.backend, device.transport)
+        kind = (device.backend, device.transport, device.processors)
         if kind not in self._backends:
             self._backends[kind] = make_backend(device)
         return self._backends[kind]
