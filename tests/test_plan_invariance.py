@@ -140,7 +140,7 @@ def test_a_cache_that_is_rolled_back_wrongly_is_caught(role: str, shelf: Shelf, 
 
 def shelf_sequences(shelf: Shelf, role: str):
     """The host's record of a role's sequences in the `jax` backend."""
-    backend = next(b for (name, _), b in shelf._backends.items() if name == "jax")
+    backend = next(b for kind, b in shelf._backends.items() if kind[0] == "jax")
     return backend._runners[role]._sequences
 
 

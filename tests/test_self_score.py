@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from models_jax.float_runner import FloatRunner
+from models_jax.placement import Placement
 from models_jax.self_score import FILE_NAME, Head, log_odds, shapes
 from models_jax.training.self_score import chances, step_log_chances
 from planner.checkpoint import model_folder, model_hash
@@ -56,7 +57,7 @@ def headed(tmp_path_factory) -> Path:
 
 def runner(folder: Path, row_block: int = 4, cache_tokens: int = 40) -> FloatRunner:
     role = Role(str(folder), Numerics(row_block=row_block, cache_tokens=cache_tokens))
-    return FloatRunner("target", role, folder, tiny_models.DELIMITER, None)
+    return FloatRunner("target", role, folder, tiny_models.DELIMITER, Placement((None,)))
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,7 @@ def test_training_and_running_score_alike() -> None:
     problem = problems.parse("3 7 4 -> 25")
     texts = ["70*30=12 40 12>52", "70*30=22 40 22>52", "70+30=01 40 01>52"]
     role = Role("zoo/target", Numerics())
-    made = FloatRunner("target", role, shelf, "\n", None)
+    made = FloatRunner("target", role, shelf, "\n", Placement((None,)))
     prompt = made.encode(problems.prompt(problem))
     found, row = [], np.zeros((1, 144), np.int32)
     for text in texts:
