@@ -59,9 +59,9 @@ class Options:
     """Rounds of the window that is scheduled."""
     limit_s: float = 60.0
     """Wall-clock limit of the solver. A plan that it cuts off need not come out the same again."""
-    work: float = 0.15
+    work: float = 0.1
     """Limit of the solver's work, in CP-SAT's deterministic seconds (`planner.schedule.search.Limit`)."""
-    samples: int = 60
+    samples: int = 40
     """Problems that a plan is simulated on to be chosen."""
     wish: Wish = field(default_factory=Wish)
     demand: Demand = field(default_factory=Demand)
@@ -78,6 +78,8 @@ class _Task:
     models: dict[RoleName, str]
     options: Options
     progress: Progress | None
+    windows: dict[object, Instance] = field(default_factory=dict)
+    """Those that were built."""
 
     @property
     def limit(self) -> Limit:
@@ -93,9 +95,12 @@ class _Task:
 
     def window(self, passes: tuple[Pass, ...], chunk_tokens: int = CHUNK_TOKENS) -> Instance:
         """The steady window that the passes allow, on every placement."""
-        rare = (Prune(),) if self.options.rounds >= PRUNE_FROM_ROUNDS else ()
-        graph = run_passes(lower(self.workflow, self.options.rounds, steady=True), (*rare, *passes))
-        return build(graph, self.workflow, self.machine, self.costs, chunk_tokens, caches=self.caches)
+        if (passes, chunk_tokens) not in self.windows:
+            rare = (Prune(),) if self.options.rounds >= PRUNE_FROM_ROUNDS else ()
+            graph = run_passes(lower(self.workflow, self.options.rounds, steady=True), (*rare, *passes))
+            instance = build(graph, self.workflow, self.machine, self.costs, chunk_tokens, caches=self.caches)
+            self.windows[passes, chunk_tokens] = instance
+        return self.windows[passes, chunk_tokens]
 
 
 def solved(
@@ -182,7 +187,9 @@ def _tuned(task: _Task, aim: Aim, judge: Judge, other: Plan | None = None) -> Pl
 
 
 def _best(plans: list[Plan], judge: Judge) -> Plan:
-    return min(plans, key=judge.worth)
+    """The best of some plans: of the two that are best on a few problems."""
+    few = sorted(plans, key=lambda plan: judge.worth(plan, 2 * SCREEN))
+    return min(few[:2], key=judge.worth)
 
 
 def _improved(plan: Plan, placements: list[Placement], judge: Judge, moves: Sequence[Moves]) -> Plan:

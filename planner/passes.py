@@ -174,7 +174,8 @@ def _readers(graph: TaskGraph, writer: Task, role: RoleName) -> list[Task]:
     elif role is RoleName.DRAFT and not found:
         # The draft after an alternative waits for the score of it.
         found = [t for v in after if v.op is Op.VERIFY for t in graph.consumers(v.id) if t.op is Op.DRAFT]
-    return [t for t in found if t.tokens_in >= writer.tokens_out and set(writer.guard) <= set(t.guard)]
+    mine = (t for t in found if t.role is role and t.tokens_in >= writer.tokens_out)
+    return [t for t in mine if set(writer.guard) <= set(t.guard)]
 
 
 def _add_sync(

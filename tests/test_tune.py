@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from planner_cases import DRAFT, MIXED, MODELS, PRM, TARGET, THREE, LinearCosts, plan_for, workflow
@@ -17,6 +17,7 @@ from planner.schedule.aim import Objective
 from planner.schedule.instance import Placement
 from planner.simulate import simulate
 from planner.tune import MOVES, WINDOW_MOVES, Judge, Order, improvements, ordered
+from planner.workflow import RoleName, Statistics
 
 SAMPLES = 12
 QUICK = Options(rounds=2, work=0.02, samples=SAMPLES)
@@ -114,6 +115,29 @@ def test_a_relative_cap_is_a_multiple_of_the_fastest_plans() -> None:
     assert capped.energy_mj <= fast.energy_mj
     with pytest.raises(UserError, match=r"no plan was found that takes at most .* ms a problem; the nearest takes"):
         plan(Wish(Objective.ENERGY, Cap(factor=0.2)))
+
+
+@dataclass(frozen=True)
+class SlowReader(LinearCosts):
+    """A device that reads no faster than it writes; the others read a hundred times faster."""
+
+    def prefill_us(self, role: RoleName, device: str, tokens: int, context: int) -> int:
+        written = self.decode_us(role, device, tokens, context)
+        return written if device == "fpga" else max(1, written // 100)
+
+
+def test_a_prompt_is_read_where_that_is_fast_and_its_cache_is_moved() -> None:
+    flow = workflow(statistics=Statistics(prompt_tokens=200))
+    quick_writer = {(DRAFT, "fpga"): 5, (DRAFT, "gpu0"): 90, (DRAFT, "gpu1"): 90}
+    options = Options(rounds=1, work=0.02, samples=4)
+    plan = solved(flow, MIXED, SlowReader(quick_writer), dict(MODELS), options)
+    assert plan.placement[DRAFT] == "fpga"
+    assert plan.prefill_on[DRAFT] in ("gpu0", "gpu1")
+    # Where the draft's own device reads as fast, nothing is moved.
+    assert solved(flow, MIXED, LinearCosts(quick_writer), dict(MODELS), options).prefill_on == {}
+    # Nor where the other devices have no room for its weights too: a model with its caches needs 6120 bytes.
+    tight = replace(MIXED, devices=tuple(replace(d, memory_bytes=7000) for d in MIXED.devices))
+    assert solved(flow, tight, SlowReader(quick_writer), dict(MODELS), options).prefill_on == {}
 
 
 def test_caps_are_read_from_words() -> None:
