@@ -17,7 +17,7 @@ class Core:
     """Engines, each with a read port of its own; output rows are dealt out among them. A power of two."""
     vector: int = 4096
     """int16 elements of the vector memory: residual stream, queries and keys, gated product."""
-    inputs: int = 128
+    inputs: int = 256
     """Words of LANES elements of the input memory: what engines multiply weights with."""
     parameters: int = 256
     """Beats of the parameter memory: gains, a row of the embedding, cosine and sine."""
