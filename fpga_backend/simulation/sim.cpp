@@ -2,6 +2,7 @@
 //
 // The memory is as unhelpful as AXI allows: a read gives what memory held when its address was accepted, a write
 // counts from its answer on. So a core that reads its cache before its own writes are answered gets old data.
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
