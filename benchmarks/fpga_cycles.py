@@ -49,7 +49,9 @@ def token(model: IntegerModel, position: int, memory: Memory) -> Run:
     one = driver.run(sequence, tokens, position - 1, position + 1)
     two = driver.run(sequence, tokens, position - 1, position + 2)
     device.simulator.close()
-    return Run(two.tokens, two.computed, False, {name: two.counters[name] - one.counters[name] for name in two.counters})
+    return Run(
+        two.tokens, two.computed, False, {name: two.counters[name] - one.counters[name] for name in two.counters}
+    )
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ def print_token(name: str, model: IntegerModel, position: int, memory: Memory) -
     plan = cache_plan(s, CORE, s.context_tokens)
     print(f"\n{name}: d {s.hidden_size}, {s.num_hidden_layers} layers, vocabulary {s.vocab_size}, position {position}")
     print(f"  {cycles} cycles a token; bound of {bound:.0f} by bandwidth: {bound / cycles:.1%}")
-    print(f"  {counters['BEATS']} beats read: {bound / counters['BEATS']:.1%} of them needed, the rest pads whole beats")
+    print(
+        f"  {counters['BEATS']} beats read: {bound / counters['BEATS']:.1%} of them needed, the rest pads whole beats"
+    )
     print(f"  {CLOCK_HZ / cycles:.0f} tokens/s at an assumed {CLOCK_HZ / 1e6:.0f} MHz; cache of {plan.total} beats")
     for unit, spent in counters.items():
         if unit.startswith("CYCLES_"):

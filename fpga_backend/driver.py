@@ -58,6 +58,10 @@ class Device(Protocol):
         """Shared memory of `size` bytes. Raises UserError if there is not that much."""
         ...
 
+    def close(self) -> None:
+        """Give the device up; calling it twice is harmless."""
+        ...
+
 
 class CoreError(RuntimeError):
     """A run of the core failed, or did not end."""
@@ -182,10 +186,11 @@ class Driver:
         return f"{state}, {where}, {' '.join(bits) or 'no status bits'}"
 
     def close(self) -> None:
-        """Give the memory of weights and commands back; calling it twice is harmless."""
+        """Give the memory of weights and commands back, and the device; calling it twice is harmless."""
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
+        self._device.close()
 
     def _transferred(self, part: NDArray[np.uint8]) -> Buffer:
         buffer = self._device.allocate(part.size)

@@ -14,6 +14,9 @@ from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
 
+ASSUMED_CLOCK_HZ = 225e6
+"""Clock of an FPGA whose cycles are simulated, an assumption: 64 bytes a cycle are then one channel of HBM."""
+
 
 @dataclass(frozen=True)
 class DeviceUse:
@@ -27,6 +30,8 @@ class DeviceUse:
     """busy_us over the time of all problems, what is left to finish after an answer included."""
     energy_mj: float
     """Active power while busy, idle power else."""
+    cycles_per_token: float | None = None
+    """Simulated clock cycles for each token read or written; None for a device that is not simulated."""
 
 
 @dataclass(frozen=True)
@@ -133,5 +138,11 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span
         lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
         device = plan.machine.device(name)
         energy = active_mj(device, busy) + idle_mj(device, max(0, span_us - busy))
-        rows.append(DeviceUse(name, busy, lost, busy / span_us if span_us else 0.0, energy))
+        rows.append(DeviceUse(name, busy, lost, busy / span_us if span_us else 0.0, energy, _cycles(chunks)))
     return tuple(rows)
+
+
+def _cycles(chunks: Sequence[Chunk]) -> float | None:
+    tokens = sum(c.tokens_in + c.tokens_out for c in chunks)
+    cycles = sum(c.cycles for c in chunks)
+    return cycles / tokens if cycles and tokens else None

@@ -7,9 +7,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from fpga_backend.core import Core
 from fpga_backend.packing import PAGE
-from fpga_backend.simulation.simulator import Simulator
+from fpga_backend.simulation.simulator import Memory, Simulator
 from planner.errors import UserError
+
+MEMORY_BYTES = 1 << 30
+"""Memory of a simulated board. Pages that nothing touches cost nothing."""
 
 
 class SimulatedBuffer:
@@ -53,6 +57,10 @@ class SimulatedDevice:
         """Let cycles pass until the core is done."""
         return self.simulator.run(most_cycles)
 
+    def close(self) -> None:
+        """Free the simulation; calling it twice is harmless."""
+        self.simulator.close()
+
     def allocate(self, size: int) -> SimulatedBuffer:
         """The first hole that is large enough. Raises UserError if there is none."""
         size = -(-size // PAGE) * PAGE
@@ -75,3 +83,10 @@ class SimulatedDevice:
             else:
                 joined.append((start, room))
         self._holes = joined
+
+
+def simulated_device() -> SimulatedDevice:
+    """The core as the transport `rtl` simulates it: the default core, memory that answers after 100 cycles."""
+    simulator = Simulator(Core(), MEMORY_BYTES)
+    simulator.behave(Memory())
+    return SimulatedDevice(simulator)

@@ -57,6 +57,8 @@ class Output:
     """The last token ended the whole text."""
     scores: tuple[float, ...] = ()
     """Probability of "right so far" at each position asked for."""
+    cycles: int = 0
+    """Clock cycles that a simulated device would have taken; 0 where nothing is simulated. Nothing decides by it."""
 
 
 class Backend(Protocol):

@@ -290,6 +290,7 @@ class _Session:
                 len(done.output.tokens),
                 work.keep,
                 running.start.speculative,
+                done.output.cycles,
             )
         )
 

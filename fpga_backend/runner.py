@@ -1,0 +1,91 @@
+"""An integer model of one role, run by the core: what is behind the transports `rtl` and `board`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fpga_backend.driver import Device, Driver
+from fpga_backend.driver import Sequence as DeviceSequence
+from models_jax.integer import gumbel
+from models_jax.integer.runner import check_context, model_info, read_beside
+from models_jax.sequences import Held, Sequences
+from models_jax.tokenizer import Tokenizer
+from planner.errors import UserError
+from planner.runtime.backend import Output, Work
+from planner.workflow import Role
+
+
+class CoreRunner:
+    """Weights in the memory of a device; for each sequence a cache there and its tokens here."""
+
+    def __init__(self, name: str, role: Role, folder: Path, delimiter: str, make_device: Callable[[], Device]) -> None:
+        """Transfer the integer model in `folder` for role `name`; steps end at `delimiter`."""
+        self._name = name
+        model = read_beside(folder)
+        check_context(name, role, model.shape, folder)
+        context = role.numerics.cache_tokens
+        self._tokenizer = Tokenizer(folder)
+        self._tokenizer.check_size(model.shape.vocab_size)
+        self._stop_mask = self._tokenizer.stop_mask(model.shape.vocab_size, delimiter)
+        self._sequences = Sequences(name, context, context, model.shape.vocab_size)
+        self._caches: dict[str, DeviceSequence] = {}
+        device = make_device()
+        try:
+            self._driver: Driver | None = Driver(device, model, self._stop_mask, context)
+        except BaseException:
+            device.close()
+            raise
+        self.info = model_info(model, folder, self._tokenizer, context)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text`."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`."""
+        return self._tokenizer.decode(tokens)
+
+    def run(self, work: Work) -> Output:
+        """Do one chunk with one doorbell: read, then generate."""
+        if self._driver is None:
+            raise RuntimeError(f"role {self._name!r} is closed")
+        if work.score:
+            raise UserError(
+                f"role {self._name!r} has an integer model, which has no reward head",
+                mend="score with a float reward model",
+            )
+        gumbel.temperature_units(work.temperature)
+        held = self._sequences.open(work)
+        first, limit = held.length, self._sequences.limit(work, held)
+        if limit == first and held.computed == first:
+            return Output()
+        return self._write(self._driver, work, held, limit)
+
+    def rewind(self, sequence: str, tokens: int) -> None:
+        """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
+        self._sequences.rewind(sequence, tokens)
+        if sequence not in self._sequences and sequence in self._caches:
+            self._caches.pop(sequence).free()
+
+    def close(self) -> None:
+        """Free weights and caches; calling it twice is harmless."""
+        while self._caches:
+            self._caches.popitem()[1].free()
+        if self._driver is not None:
+            self._driver.close()
+        self._driver = None
+
+    def _write(self, driver: Driver, work: Work, held: Held, limit: int) -> Output:
+        if work.sequence not in self._caches:
+            self._caches[work.sequence] = driver.sequence()
+        # The logits of the last token are needed anew: it is read once more.
+        start = min(held.computed, held.length - 1) if limit > held.length else held.computed
+        held.computed = start
+        done = driver.run(
+            self._caches[work.sequence], held.tokens[: held.length], start, limit, work.key, work.temperature
+        )
+        held.append(done.tokens)
+        held.computed = done.computed
+        ended = bool(done.tokens) and done.tokens[-1] in self._tokenizer.eos_ids
+        return Output(done.tokens, complete=done.stopped, ended=ended, cycles=done.counters["CYCLES"])
