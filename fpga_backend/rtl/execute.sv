@@ -53,7 +53,7 @@ module execute #(parameter int COUNTERS = 10) (
     for (c = 0; c < COUNTERS; c++) begin : counter
       reg [31:0] count;
       always_ff @(posedge clk) begin
-        counts[c] <= c == 0 ? running && !active : active && opcode == 4'(c);
+        counts[c] <= c == 0 ? running && (!active || opcode == draft_pkg::OP_END) : active && opcode == 4'(c);
         if (doorbell) count <= '0;
         else if (counts[c]) count <= count + 32'd1;
       end
