@@ -31,6 +31,7 @@ module fetch #(parameter int LANES = 64, parameter int DEPTH = 512, parameter in
   reg [1:0] state;
   reg [31:0] at, left;
   reg [BITS:0] room;                       // free places that no burst has reserved
+  reg popped;
   reg [BITS:0] awaited;
   reg [BURST_BITS:0] size;
   // A burst ends where its address is a multiple of BURST beats, so it never crosses 4096 bytes.
@@ -43,9 +44,10 @@ module fetch #(parameter int LANES = 64, parameter int DEPTH = 512, parameter in
     failed <= rvalid && rresp[1];
     pending <= awaited != 0 || state != IDLE;
     if (rst) begin
-      state <= IDLE; arvalid <= 1'b0; room <= (BITS+1)'(DEPTH); awaited <= '0; left <= '0;
+      state <= IDLE; arvalid <= 1'b0; room <= (BITS+1)'(DEPTH); awaited <= '0; left <= '0; popped <= 1'b0;
     end else begin
-      room <= room - (grant ? (BITS+1)'(size) : '0) + (BITS+1)'(pop);
+      popped <= pop;
+      room <= room - (grant ? (BITS+1)'(size) : '0) + (BITS+1)'(popped);
       awaited <= awaited + (grant ? (BITS+1)'(size) : '0) - (BITS+1)'(rvalid);
       case (state)
         IDLE: if (request) begin
