@@ -1,4 +1,4 @@
-"""The `fpga` backend: integer models of draft roles, on an emulator now, on RTL and boards later."""
+"""The `fpga` backend: integer models of draft roles, on an emulator or on simulated RTL, on boards later."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from planner.runtime.backend import ModelInfo, Output, Work
 from planner.workflow import Role
 
 TRANSPORTS = ("emulate", "rtl", "board")
-NOT_YET = {"rtl": "simulated RTL", "board": "a board"}
+NOT_YET = {"board": "a board"}
 
 
 class Transport(Protocol):
@@ -57,10 +57,10 @@ def check_options(options: Mapping[str, str]) -> str:
     if name is None:
         raise UserError(
             "an fpga device has no transport, and none is chosen in silence",
-            mend="set transport to emulate to run its integer model on this computer",
+            mend="set transport to emulate or rtl to run its integer model on this computer",
         )
     if name in NOT_YET:
-        raise UserError(f"transport {name!r}, {NOT_YET[name]}, is not there yet", mend="use transport: emulate")
+        raise UserError(f"transport {name!r}, {NOT_YET[name]}, is not there yet", mend="use transport: emulate or rtl")
     if name not in TRANSPORTS:
         raise UserError(f"unknown transport {name!r}", mend=f"use one of {', '.join(TRANSPORTS)}")
     return name
@@ -68,7 +68,7 @@ def check_options(options: Mapping[str, str]) -> str:
 
 def transport_named(name: str) -> Callable[[str, Role, str], Transport]:
     """What makes a role's model from its name, itself and its delimiter."""
-    return {"emulate": emulate}[name]
+    return {"emulate": emulate, "rtl": rtl}[name]
 
 
 def emulate(name: str, role: Role, delimiter: str) -> Transport:
@@ -78,3 +78,11 @@ def emulate(name: str, role: Role, delimiter: str) -> Transport:
     from models_jax.integer.runner import IntegerRunner
 
     return IntegerRunner(name, role, model_folder(role.model), delimiter, jax.devices("cpu")[0])
+
+
+def rtl(name: str, role: Role, delimiter: str) -> Transport:
+    """The core's RTL, simulated cycle by cycle on this computer. It is built when it is used for the first time."""
+    from fpga_backend.runner import CoreRunner
+    from fpga_backend.simulation.device import simulated_device
+
+    return CoreRunner(name, role, model_folder(role.model), delimiter, simulated_device)

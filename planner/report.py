@@ -14,6 +14,9 @@ from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
 
+ASSUMED_CLOCK_HZ = 225e6
+"""Clock of an FPGA whose cycles are simulated, an assumption: 64 bytes a cycle are then one channel of HBM."""
+
 
 @dataclass(frozen=True)
 class DeviceUse:
@@ -31,6 +34,8 @@ class DeviceUse:
     """Part of `active_mj` spent on what was not used."""
     idle_mj: float
     """Idle power for the rest of the time."""
+    cycles_per_token: float | None = None
+    """Simulated clock cycles for each token read or written; None for a device that is not simulated."""
 
     @property
     def energy_mj(self) -> float:
@@ -182,5 +187,12 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span
         device = plan.machine.device(name)
         idle = idle_mj(device, max(0, span_us - busy))
         share = busy / span_us if span_us else 0.0
-        rows.append(DeviceUse(name, busy, lost, share, active_mj(device, busy), active_mj(device, lost), idle))
+        spent = (active_mj(device, busy), active_mj(device, lost), idle)
+        rows.append(DeviceUse(name, busy, lost, share, *spent, _cycles(chunks)))
     return tuple(rows)
+
+
+def _cycles(chunks: Sequence[Chunk]) -> float | None:
+    tokens = sum(c.tokens_in + c.tokens_out for c in chunks)
+    cycles = sum(c.cycles for c in chunks)
+    return cycles / tokens if cycles and tokens else None

@@ -18,7 +18,7 @@ from planner.evaluate import Evaluation
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Event as Turn
-from planner.report import Report
+from planner.report import ASSUMED_CLOCK_HZ, Report
 from planner.schedule.aim import Objective
 from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
 
@@ -96,6 +96,10 @@ def report_table(plan: Plan, report: Report, graded: bool = True) -> Table:
     for use in report.devices:
         lost = use.wasted_us / use.busy_us if use.busy_us else 0.0
         shown.add_row(f"{use.device} busy", "", f"{use.utilisation:.0%} of the time, {lost:.0%} of it wasted")
+        if use.cycles_per_token:
+            rate, clock = ASSUMED_CLOCK_HZ / use.cycles_per_token, f"{ASSUMED_CLOCK_HZ / 1e6:.0f} MHz (assumption)"
+            cycles = f"{use.cycles_per_token:.0f}, {rate:.0f} tokens/s at {clock}"
+            shown.add_row("  cycles a token, simulated", "", cycles)
     shown.add_row("energy a problem, modelled", "", joule(report.energy_mj / max(1, report.problems)))
     for use in report.devices:
         parts = [joule(mj / max(1, report.problems)) for mj in (use.active_mj, use.wasted_mj, use.idle_mj)]

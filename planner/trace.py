@@ -71,6 +71,8 @@ class Chunk:
     """Tokens in the cache before."""
     speculative: bool
     """Started before it was known to be needed."""
+    cycles: int = 0
+    """Simulated clock cycles of a device in simulation; 0 for all others."""
     kind: str = "chunk"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from planner.workflow import Role
@@ -70,6 +70,8 @@ class Output:
     """The last token ended the whole text."""
     scores: tuple[float, ...] = ()
     """Probability of "right so far" at each position asked for."""
+    cycles: int = field(default=0, compare=False)
+    """Clock cycles that a simulated device would have taken; 0 where nothing is simulated. Nothing decides by it."""
 
 
 class Backend(Protocol):

@@ -312,6 +312,7 @@ class Session:
                 len(output.tokens),
                 work.keep,
                 start.speculative,
+                output.cycles,
             )
         )
 

@@ -1,0 +1,42 @@
+// Takes results from the engines in turn: row r comes from engine r mod ENGINES. Rows of padding are dropped.
+module merge #(parameter int ENGINES = 1) (
+  input  wire                  clk,
+  input  wire                  rst,
+  input  wire                  start,
+  input  wire [19:0]           rows,          // without padding, more than 0
+  input  wire [19:0]           engine_rows,   // of each engine
+  input  wire                  ready,         // may a result be taken
+  input  wire [ENGINES-1:0]    result_valid,
+  output wire [ENGINES-1:0]    result_pop,
+  input  wire [ENGINES*32-1:0] result_sum,
+  input  wire [ENGINES*20-1:0] result_requantiser,
+  output reg                   valid,
+  output reg                   last,
+  output reg signed [31:0]     sum,
+  output reg [14:0]            multiplier,
+  output reg [4:0]             shift,
+  output wire                  busy
+);
+  localparam int BITS = ENGINES > 1 ? $clog2(ENGINES) : 1;
+  reg [BITS-1:0] turn;
+  reg [19:0] rows_left, rounds;
+  wire take = rounds != 0 && ready && result_valid[turn];
+  wire last_turn = turn == BITS'(ENGINES - 1);
+  assign busy = rounds != 0;
+  assign result_pop = take ? ENGINES'(1) << turn : '0;
+  always_ff @(posedge clk) begin
+    sum <= result_sum[turn*32 +: 32];
+    {shift, multiplier} <= result_requantiser[turn*20 +: 20];
+    valid <= take && rows_left != 0 && !rst;
+    last <= rows_left == 20'd1;
+    if (rst) begin
+      rounds <= '0; turn <= '0;
+    end else if (start) begin
+      rounds <= engine_rows; rows_left <= rows; turn <= '0;
+    end else if (take) begin
+      turn <= last_turn ? '0 : turn + 1'b1;
+      if (last_turn) rounds <= rounds - 20'd1;
+      if (rows_left != 0) rows_left <= rows_left - 20'd1;
+    end
+  end
+endmodule

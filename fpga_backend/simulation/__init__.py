@@ -1,0 +1,1 @@
+"""The RTL, simulated cycle by cycle: built by Verilator once, called with ctypes."""
