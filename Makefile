@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: $(VENV)/.installed-test ## Solve real problems by a compiled plan, and compare it with fixed ones
@@ -28,6 +28,29 @@ demo: $(VENV)/.installed-test ## Solve real problems by a compiled plan, and com
 test: $(VENV)/.installed-test ## Run the tests, the long suites left out
 	$(BIN)/python -m pytest -m "not slow"
 
+# pynq 4.0.0 asks for numpy 1, which jax and ortools exclude, and needs nothing of it but what board.py repairs. So it
+# gets an environment of its own, installed without its dependencies over the packages of the main one.
+PYNQ4 := .venv-pynq4
+PYNQ4_PYTHON := $(PYNQ4)/bin/python
+
+.PHONY: test-pynq4
+test-pynq4: ## Run the tests of the board's driver with pynq 4, where pynq installs
+	@if $(MAKE) -s $(VENV)/.installed-test && $(BIN)/python -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pynq'))"; \
+	then $(MAKE) -s pynq4; else echo "skipped: pynq is not installed beside this Python"; fi
+
+.PHONY: pynq4
+pynq4: $(PYNQ4)/.installed
+	$(PYNQ4_PYTHON) -c "import warnings; warnings.simplefilter('ignore'); import pynq; assert pynq.__version__ == '4.0.0'"
+	$(PYNQ4_PYTHON) -m pytest -m "not slow" tests/test_fpga_pynq.py
+
+$(PYNQ4)/.installed: $(VENV)/.installed-test Makefile
+	$(BIN)/python -m venv --clear $(PYNQ4)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > \
+		"$$($(PYNQ4_PYTHON) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
+	$(PYNQ4_PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --ignore-installed \
+		pynq==4.0.0 pynqutils==0.1.3 pynqmetadata==0.2.0
+	@touch $@
+
 .PHONY: lint
 lint: $(VENV)/.installed-dev ## Style, types and the layers of imports
 	$(BIN)/ruff check
@@ -36,8 +59,9 @@ lint: $(VENV)/.installed-dev ## Style, types and the layers of imports
 	$(BIN)/lint-imports
 
 .PHONY: check
-check: lint ## lint, then all tests, the long suites too
+check: lint ## lint, then all tests, the long suites and those with pynq 4 too
 	$(BIN)/python -m pytest
+	$(MAKE) test-pynq4
 
 .PHONY: bench
 bench: $(VENV)/.installed-dev ## Run the benchmarks; each prints a table
@@ -66,7 +90,7 @@ setup: $(VENV)/.installed-dev ## Install all that development needs into .venv
 
 .PHONY: clean
 clean: ## Remove what make has made, .venv and out/ included
-	rm -rf $(VENV) $(OUT) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	rm -rf $(VENV) $(PYNQ4) $(OUT) site build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

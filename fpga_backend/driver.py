@@ -132,11 +132,11 @@ class Driver:
             "STOPS": stop_mask(stops),
         }
         self._buffers = {name: self._transferred(part) for name, part in parts.items()}
-        for name, buffer in self._buffers.items():
-            self._set_address(name, buffer)
-        self._set("COMMANDS_COUNT", len(commands))
-        self._set("WEIGHTS_STRIDE", packed.weights.shape[1])
-        self._set("CACHE_STRIDE", self._stride)
+        self._fixed = {
+            "COMMANDS_COUNT": len(commands),
+            "WEIGHTS_STRIDE": packed.weights.shape[1],
+            "CACHE_STRIDE": self._stride,
+        }
 
     def sequence(self) -> Sequence:
         """Memory for a new sequence."""
@@ -159,11 +159,12 @@ class Driver:
         words = sequence.tokens.data.view("<i4")
         words[: len(tokens)] = tokens
         sequence.tokens.to_device()
-        self._set_address("TOKENS", sequence.tokens)
-        self._set_address("CACHE", sequence.cache)
+        # All of them each time: another driver may have used the core since.
+        for name, buffer in (self._buffers | {"TOKENS": sequence.tokens, "CACHE": sequence.cache}).items():
+            self._set_address(name, buffer)
         upper, lower = key_words(key)
         settings = {"START": start, "LENGTH": len(tokens), "LIMIT": limit, "KEY_LOW": lower, "KEY_HIGH": upper}
-        for name, value in (settings | {"TEMPERATURE": temperature_units(temperature)}).items():
+        for name, value in (self._fixed | settings | {"TEMPERATURE": temperature_units(temperature)}).items():
             self._set(name, value)
         self._set("CONTROL", 1)
         if not self._device.wait(self._most_cycles * (limit - start + 1)):

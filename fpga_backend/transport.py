@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from planner.checkpoint import model_folder
@@ -11,7 +13,8 @@ from planner.runtime.backend import ModelInfo, Output, Work
 from planner.workflow import Role
 
 TRANSPORTS = ("emulate", "rtl", "board")
-NOT_YET = {"board": "a board"}
+BITSTREAM = "HETEROREASON_BITSTREAM"
+"""Environment variable with the path of the bitstream that the transport `board` loads."""
 
 
 class Transport(Protocol):
@@ -49,7 +52,7 @@ class Transport(Protocol):
 
 
 def check_options(options: Mapping[str, str]) -> str:
-    """The name of the transport. Raises UserError if it is missing, unknown or not there yet."""
+    """The name of the transport. Raises UserError if it is missing or unknown."""
     unknown = sorted(options.keys() - {"transport"})
     if unknown:
         raise UserError(f"unknown option {unknown[0]!r} of an fpga device", mend="the only one is transport")
@@ -59,8 +62,6 @@ def check_options(options: Mapping[str, str]) -> str:
             "an fpga device has no transport, and none is chosen in silence",
             mend="set transport to emulate or rtl to run its integer model on this computer",
         )
-    if name in NOT_YET:
-        raise UserError(f"transport {name!r}, {NOT_YET[name]}, is not there yet", mend="use transport: emulate or rtl")
     if name not in TRANSPORTS:
         raise UserError(f"unknown transport {name!r}", mend=f"use one of {', '.join(TRANSPORTS)}")
     return name
@@ -68,7 +69,7 @@ def check_options(options: Mapping[str, str]) -> str:
 
 def transport_named(name: str) -> Callable[[str, Role, str], Transport]:
     """What makes a role's model from its name, itself and its delimiter."""
-    return {"emulate": emulate, "rtl": rtl}[name]
+    return {"emulate": emulate, "rtl": rtl, "board": board}[name]
 
 
 def emulate(name: str, role: Role, delimiter: str) -> Transport:
@@ -86,3 +87,23 @@ def rtl(name: str, role: Role, delimiter: str) -> Transport:
     from fpga_backend.simulation.device import simulated_device
 
     return CoreRunner(name, role, model_folder(role.model), delimiter, simulated_device)
+
+
+def board(name: str, role: Role, delimiter: str) -> Transport:
+    """The core on a board, through pynq, with the bitstream that HETEROREASON_BITSTREAM names."""
+    from fpga_backend.runner import CoreRunner
+
+    bitstream = os.environ.get(BITSTREAM)
+    if not bitstream:
+        raise UserError(
+            f"transport 'board' needs a bitstream, and {BITSTREAM} is not set",
+            mend=f"set {BITSTREAM} to the .bit or .xclbin file, or use transport: rtl to simulate the core",
+        )
+    try:
+        from fpga_backend.board import open_board
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"transport 'board' needs pynq: {error}",
+            mend="run `pip install 'heteroreason[fpga]'` on the board, or use transport: rtl to simulate the core",
+        ) from error
+    return CoreRunner(name, role, model_folder(role.model), delimiter, lambda: open_board(Path(bitstream)))

@@ -117,7 +117,6 @@ def test_an_fpga_takes_integer_drafts_only(folder):
     [
         (None, "no transport"),
         ({}, "no transport.*set transport to emulate or rtl"),
-        ({"transport": "board"}, "'board'.*not there yet; use transport: emulate or rtl"),
         ({"transport": "usb"}, "unknown transport 'usb'; use one of emulate, rtl, board"),
         ({"transport": "emulate", "speed": "1"}, "unknown option 'speed'"),
     ],

@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 ZOO = ROOT / "models_jax" / "zoo"
 WEIGHTS = [ZOO / "draft" / "integer.safetensors", *(ZOO / r / "model.safetensors" for r in ("draft", "target", "prm"))]
 TEXT = {".md", ".py", ".toml", ".yaml", ".yml", ".json", ".jsonl", ".svg", ".cfg", ".sh", ".txt", ""}
-NOT_OURS = {".venv", ".git", "out", "site", "build", "dist", "shared", "__pycache__"}
+NOT_OURS = {".venv", ".venv-pynq4", ".git", "out", "site", "build", "dist", "shared", "__pycache__"}
 CODE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 HOMES = re.compile(r"(?<![\w.])/(?:home|Users|root|work)/[\w.-]+")
 
@@ -76,16 +76,16 @@ def test_python_example_of_readme_runs_as_written(
 
 def test_readme_names_the_two_commands() -> None:
     shown = "\n".join(blocks(ROOT / "README.md", "console"))
-    targets = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert {"make demo", "make test"} <= set(shown.splitlines())
     assert {"help", "demo", "test", "check", "bench", "zoo", "docs"} <= set(targets)
 
 
 def test_make_targets_that_pages_name_exist() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        named = set(re.findall(r"`make ([a-z]+)`|^make ([a-z]+)$", text, re.MULTILINE))
+        named = set(re.findall(r"`make ([a-z0-9-]+)`|^make ([a-z0-9-]+)$", text, re.MULTILINE))
         assert {a or b for a, b in named} <= targets, page
 
 
