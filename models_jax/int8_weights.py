@@ -18,9 +18,10 @@ LARGEST = 127
 def quantise(rows: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """(outputs, inputs) -> int8 of the same shape and a scale for each output, (outputs,)."""
     wide = np.asarray(rows, np.float32)
-    largest = np.abs(wide).max(axis=1, initial=0.0)
+    largest = np.maximum(wide.max(axis=1), -wide.min(axis=1))
     scale = np.where(largest > 0, largest, 1).astype(np.float32) / np.float32(LARGEST)
-    return np.rint(wide / scale[:, None]).astype(np.int8), scale
+    units = wide / scale[:, None]
+    return np.rint(units, out=units).astype(np.int8), scale
 
 
 class Int8Linear(nnx.Module):

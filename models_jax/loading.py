@@ -26,7 +26,7 @@ from models_jax.transformer import Decoder
 from models_jax.weight_files import Weights, open_weights
 from planner.errors import UserError
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 """Rows are read in blocks of at most this size, counted in float32; at least one row."""
 
 MISMATCH = "check that config.json and the weights belong together"

@@ -13,6 +13,8 @@ from planner.errors import UserError
 
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 """The system message that Qwen2.5-Math-PRM was trained with."""
+DATE = "26 Jul 2024"
+"""Today, for templates that name the day, such as Llama 3's, whose own default this is: answers depend on no clock."""
 SEPARATORS = {RewardHead.TWO_CLASS: "<extra_0>", RewardHead.SCALAR: "\n", RewardHead.TOKENS: "ки"}
 """What the published models of each reward head read after a step, and score there."""
 
@@ -82,7 +84,8 @@ def chat_prompt(template: Any, question: str, system: str | None = None, where: 
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     try:
-        return str(template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        written = template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, date_string=DATE)
+        return str(written)
     except Exception as bad:  # templates are programs of others
         raise UserError(f"the chat template fails ({bad})", where=where, mend="correct or remove it") from None
 

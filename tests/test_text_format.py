@@ -113,6 +113,12 @@ def test_a_separator_of_several_tokens_is_refused(tmp_path):
         text_format(tmp_path, RewardHead.TWO_CLASS, step_separator="<step>")
 
 
+def test_the_day_does_not_matter(tmp_path):
+    template = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    made = chat_models.write_tokenizer(tmp_path, template=template + "{{ date_string }}{{ messages[0].content }}")
+    assert list(text_format(tmp_path).prompt("12")) == made.encode("26 Jul 202412").ids
+
+
 def test_a_template_that_fails_is_named(tmp_path):
     chat_models.write_tokenizer(tmp_path, template="{{ raise_exception('no such role') }}")
     with pytest.raises(UserError, match=r"chat template fails .*no such role"):
