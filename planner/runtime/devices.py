@@ -71,7 +71,8 @@ class Devices:
         self._whole.device(device)
         if not self._is_there(device):
             self._machine = with_device(self._machine, device, self._whole)
-            self._next, self._why = None, f"device {device} was added"
+            if self._replan is not None:
+                self._next, self._why = None, f"device {device} was added"
 
     def change(self) -> Iterator[Change | DeviceFault]:
         """Take up what is due, and load the roles that are not where the plan has them. Nothing may be running.

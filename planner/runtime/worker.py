@@ -8,14 +8,14 @@ not here can be rehearsed with the real models.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from planner.cost import Costs
 from planner.errors import UserError
-from planner.machine import Device
+from planner.machine import Device, Machine
 from planner.runtime.backend import Backend, ModelInfo, Output, Work
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
 from planner.trace import ClockKind
@@ -115,6 +115,26 @@ class Shelf:
         """Close all."""
         while self._backends:
             self._backends.popitem()[1].close()
+
+
+@dataclass(frozen=True)
+class Shelved(Mapping[str, Backend]):
+    """The backends of a machine's devices, each taken from a shelf when it is first asked for."""
+
+    shelf: Shelf
+    machine: Machine
+
+    def __getitem__(self, device: str) -> Backend:
+        """The backend of a device, or of a set of devices."""
+        return self.shelf.backend(self.machine.device(device))
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the devices."""
+        return iter([device.name for device in self.machine.devices])
+
+    def __len__(self) -> int:
+        """How many devices there are."""
+        return len(self.machine.devices)
 
 
 Duration = Callable[[str, Work, Output], int]
