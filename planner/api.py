@@ -18,10 +18,10 @@ from planner.presets import PRESETS, preset
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.report import Report, report
-from planner.runtime.devices import Replan
 from planner.runtime.engine import Engine, Load
 from planner.runtime.process import ProcessWorkers
 from planner.runtime.session import Journal, Solved
+from planner.runtime.watch import Live, Ratios, ScaledCosts
 from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.cpsat import Progress
 from planner.shape import ModelShape
@@ -95,15 +95,19 @@ def run(
     options: Options | None = None,
     journal: Journal | None = None,
     on_solved: Callable[[Solved], None] | None = None,
+    live: bool = False,
 ) -> Run:
     """Run a plan on problems: one after another, or as `load` says.
 
     A problem is a `Problem` or a question of the workflow's problem set. On the clock `wall` each device is a
     process of this computer and times are measured; on `virtual` the work runs in this process and times come from
     the cost model. `seed` replaces the workflow's. `sink` is called with each event as it happens, `on_solved` with
-    each result as it is ready. When a device is lost the run goes on by a plan of the same kind and `options` for the
-    devices that are left. Problems that `journal` knows to be over are left out. A problem that cannot be run has the
-    status `error`. Raises UserError, also if no problem at all can be run.
+    each result as it is ready.
+
+    When a device is lost the run goes on by a plan of the same kind and `options` for the devices that are left. With
+    `live` it also goes on by a plan made anew, in a process of its own meanwhile, when acceptance or costs turn out
+    to be others than the plan assumes. Problems that `journal` knows to be over are left out. A problem that cannot
+    be run has the status `error`. Raises UserError, also if no problem at all can be run.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     if seed is not None:
@@ -121,10 +125,15 @@ def run(
         if sink is not None:
             sink(event)
 
-    patience = Patience(modelled(costs_of(plan.workflow, plan.machine, costs)))
+    model = costs_of(plan.workflow, plan.machine, costs)
     again = replanner(plan, costs, options)
-    with open_workers(plan, ClockKind(clock), costs) as workers:
-        engine = Engine(plan, workers, kinds, note, journal=journal, replan=again, patience=patience)
+    watch = Live(model, again) if live else None
+    with ExitStack() as stack:
+        if watch is not None:
+            stack.enter_context(closing(watch))
+        workers = stack.enter_context(open_workers(plan, ClockKind(clock), costs))
+        more = {"replan": again, "patience": Patience(modelled(model)), "watch": watch}
+        engine = Engine(plan, workers, kinds, note, journal=journal, **more)
         for solved in engine.solve_all(asked, load):
             found.append(solved)
             if on_solved is not None:
@@ -135,18 +144,27 @@ def run(
     return Run(in_order(found, asked), report(plan, events), tuple(events))
 
 
-def replanner(plan: Plan, costs: CostTable | str | Path | None = None, options: Options | None = None) -> Replan:
-    """Makes plans of the kind of this one for other machines."""
+def replanner(
+    plan: Plan, costs: CostTable | str | Path | None = None, options: Options | None = None
+) -> Callable[..., Plan]:
+    """Makes plans of the kind of this one: `make(machine, workflow, ratios={})`, see `planner.runtime.watch.Make`."""
     kind = plan.name if plan.name in PLAN_NAMES else "auto"
-    return partial(_plan_on, kind=kind, costs=costs, options=options)
+    return partial(_plan_on, kind=kind, costs=costs, options=options or Options())
 
 
 def _plan_on(
-    machine: Machine, workflow: Workflow, kind: str, costs: CostTable | str | Path | None, options: Options | None
+    machine: Machine,
+    workflow: Workflow,
+    ratios: Ratios | None = None,
+    *,
+    kind: str,
+    costs: CostTable | str | Path | None,
+    options: Options,
 ) -> Plan:
-    """`plan`, by the workflow's own statistics."""
-    model, hashes = costs_of(workflow, machine, costs), models_of(workflow)
-    return _planned(kind, workflow, machine, model, hashes, options or Options(), None)
+    """`plan`, by the workflow's own statistics and by costs that a run has put right."""
+    model = costs_of(workflow, machine, costs)
+    model = ScaledCosts(model, ratios) if ratios else model
+    return _planned(kind, workflow, machine, model, models_of(workflow), options, None)
 
 
 def in_order(found: Iterable[Solved], asked: Sequence[Problem]) -> tuple[Solved, ...]:

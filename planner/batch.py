@@ -79,7 +79,7 @@ def begin(
     folder: Path,
     plan: Plan,
     problems: Sequence[Problem],
-    settings: dict[str, str | int | None] | None = None,
+    settings: dict[str, str | int | bool | None] | None = None,
     sync: bool = False,
 ) -> Batch:
     """Begin a run in a folder. Raises UserError if it holds one that is not over, or cannot be written."""
@@ -100,8 +100,12 @@ def begin(
 def resume(folder: Path, sync: bool = False) -> Batch:
     """Go on with the run of a folder. Raises UserError if there is none, or its files do not belong together."""
     journal = JournalFile.resume(folder / JOURNAL, sync)
-    plan, problems = Plan.load(folder / PLAN), tuple(_read_problems(folder / PROBLEMS))
-    journal.check(plan, problems)
+    try:
+        plan, problems = Plan.load(folder / PLAN), tuple(_read_problems(folder / PROBLEMS))
+        journal.check(plan, problems)
+    except UserError:
+        journal.close()
+        raise
     batch = Batch(folder, plan, problems, journal)
     batch.write_answers()
     return batch

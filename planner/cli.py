@@ -89,6 +89,9 @@ def run(
     deadline: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds for a problem; then what is committed is its end.")
     ] = None,
+    replan: Annotated[
+        bool, typer.Option(help="Plan anew, meanwhile, when acceptance or costs are not what the plan assumes.")
+    ] = False,
     fsync: Annotated[bool, typer.Option(help="Have each line of the journal on the disk before going on.")] = False,
     shown: Annotated[int, typer.Option(min=0, help="Problems whose steps are shown.")] = 5,
     as_json: JsonOption = False,
@@ -123,7 +126,9 @@ def run(
         if seed is not None:
             plan = api.with_seed(plan, seed)
         deadline_us = None if deadline is None else round(1e6 * deadline)
-        job = cli_run.begin(cli_run.Settings(clock, concurrency, deadline_us, costs), plan, problems, folder, fsync)
+        job = cli_run.begin(
+            cli_run.Settings(clock, concurrency, deadline_us, costs, replan), plan, problems, folder, fsync
+        )
     code = cli_run.carry_out(job, options, shown, as_json)
     if code:
         raise typer.Exit(code)

@@ -32,6 +32,7 @@ class Settings:
     concurrency: int
     deadline_us: int | None
     costs: Path | None
+    replan: bool
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,12 @@ def begin(settings: Settings, plan: Plan, problems: Sequence[Problem], folder: P
     """A new job. With a folder, its plan, problems and journal are there when this returns."""
     if folder is None:
         return Job(settings, plan, tuple(problems), None)
-    kept: dict[str, str | int | None] = {
+    kept: dict[str, str | int | bool | None] = {
         "clock": settings.clock.value,
         "concurrency": settings.concurrency,
         "deadline_us": settings.deadline_us,
         "costs": str(settings.costs.resolve()) if settings.costs else None,
+        "replan": settings.replan,
     }
     return Job(settings, plan, tuple(problems), batch.begin(folder, plan, problems, kept, sync))
 
@@ -64,7 +66,7 @@ def resume(folder: Path, sync: bool) -> Job:
     found = batch.resume(folder, sync)
     kept: dict[str, Any] = dict(found.journal.head.settings)
     costs = Path(kept["costs"]) if kept["costs"] else None
-    settings = Settings(ClockKind(kept["clock"]), kept["concurrency"], kept["deadline_us"], costs)
+    settings = Settings(ClockKind(kept["clock"]), kept["concurrency"], kept["deadline_us"], costs, kept["replan"])
     return Job(settings, found.plan, found.problems, found, goes_on=True)
 
 
@@ -91,10 +93,11 @@ def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile |
     settings = job.settings
     if not quiet:
         out.print(show.plan_table(job.plan))
-    ticker = show.Ticker(out, 0 if quiet else shown)
+    ticker = show.Ticker(out, shown)
 
     def sink(event: Event) -> None:
-        ticker(event)
+        if not quiet:
+            ticker(event)
         if trace is not None:
             trace(event)
 
@@ -114,6 +117,7 @@ def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile |
         options=options,
         journal=job.batch.journal if job.batch else None,
         on_solved=on_solved,
+        live=settings.replan,
     )
 
 

@@ -49,6 +49,11 @@ class Devices:
         """Whether the run is to go on by another plan."""
         return self._why is not None
 
+    @property
+    def machine(self) -> Machine:
+        """The devices that are there."""
+        return self._machine
+
     def propose(self, plan: Plan, why: str) -> None:
         """Go on by this plan, unless one is due that a change of devices asks for."""
         self._check(plan)

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from planner.dispatch import Start, dispatch
 from planner.errors import UserError
+from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Node, Outcome, Status
 from planner.problems.base import Problem, ProblemSet
@@ -41,15 +44,16 @@ class Load:
     """Longest time for a problem, after which its run ends with what is committed."""
 
 
-class Watch:
-    """Looks at the events of a run and may ask for another plan. This one never does."""
+class Watch(Protocol):
+    """Looks at the events of a run and may ask for another plan."""
 
     def see(self, event: Event) -> None:
         """An event has happened."""
+        ...
 
-    def proposal(self, plan: Plan) -> tuple[str, Plan] | None:
-        """A better plan than the present one, and why; None if there is none."""
-        return None
+    def proposal(self, plan: Plan, machine: Machine) -> tuple[str, Plan] | None:
+        """Why, and by which plan, to go on from here on the devices that are there; None: by the present one."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Engine:
         `patience` says when a chunk counts as hung. `watch` may propose other plans as the run goes on.
         """
         self.workers, self.problems, self.journal = workers, problems, journal
-        self._patience, self._watch, self._sink = patience or Patience(), watch or Watch(), sink
+        self._patience, self._watch, self._sink = patience or Patience(), watch, sink
         self._sessions: dict[str, Session] = {}
         """The problems at hand by label, the oldest first."""
         self._running: dict[str, _Running] = {}
@@ -124,8 +128,8 @@ class Engine:
         slots = [str(n) for n in reversed(range(load.concurrency))]
         while waiting or self._sessions:
             try:
-                self._admit(waiting, slots, load.deadline_us)
                 self._border()
+                self._admit(waiting, slots, load.deadline_us)
                 self._dispatch()
                 self._commit(_next_event(waiting if slots else deque(), self._sessions.values()))
             except DeviceFault as failed:
@@ -152,7 +156,8 @@ class Engine:
 
     def sink(self, event: Event) -> None:
         """Put an event into the trace."""
-        self._watch.see(event)
+        if self._watch is not None:
+            self._watch.see(event)
         self._sink(event)
 
     def encode(self, role: RoleName, text: str) -> tuple[int, ...]:
@@ -170,8 +175,8 @@ class Engine:
     # --- the loop's verbs ---
 
     def _admit(self, waiting: Waiting, slots: list[str], deadline_us: int | None) -> None:
-        """Begin problems that have arrived, as long as there is a slot for one."""
-        while slots and waiting and (waiting[0][0] is None or waiting[0][0] <= self.now_us()):
+        """Begin problems that have arrived, as long as there is a slot for one; none if another plan is due."""
+        while not self._devices.due and slots and waiting and (waiting[0][0] is None or waiting[0][0] <= self.now_us()):
             arrived_us, problem = waiting[0]
             times = self._seen[problem.key] + 1
             label = problem.key if times == 1 else f"{problem.key}#{times}"
@@ -197,10 +202,11 @@ class Engine:
 
     def _border(self, first: bool = False) -> None:
         """Where no chunk is running, go on by another plan if there is one to go on by."""
-        if not first:
-            proposal = self._watch.proposal(self.plan)
-            if proposal is not None:
-                self._devices.propose(proposal[1], proposal[0])
+        if self._watch is not None and not first:
+            proposal = self._watch.proposal(self.plan, self._devices.machine)
+            with suppress(UserError):  # devices may have come and gone since it was made
+                if proposal is not None:
+                    self._devices.propose(proposal[1], proposal[0])
         if self._running or not self._devices.due:
             return
         for change in self._devices.change():

@@ -35,7 +35,7 @@ class Head:
     """Hash of the plan. Another plan of the same workflow gives the same answers."""
     problems: tuple[str, ...]
     """Keys of the problems in order."""
-    settings: dict[str, str | int | None] = field(default_factory=dict)
+    settings: dict[str, str | int | bool | None] = field(default_factory=dict)
     """How the run was started: what a run that goes on from here takes over."""
     schema: str = SCHEMA
     kind: str = "head"

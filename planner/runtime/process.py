@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from planner.errors import UserError
 from planner.machine import Device, DeviceKind, Machine
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
-from planner.runtime.worker import Done, make_backend
+from planner.runtime.worker import Done, make_backend, start_unheard
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
 
@@ -193,12 +192,7 @@ def _start(device: Device) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, device), name=f"heteroreason-{device.name}", daemon=True)
-    # Ctrl-C goes to every process of the terminal; the engine's own end is what ends this one. It begins with the
-    # signal blocked, and stays so.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
-    process.start()
-    if before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    start_unheard(process)
     theirs.close()
     return process, ours
 

@@ -8,9 +8,11 @@ not here can be rehearsed with the real models.
 from __future__ import annotations
 
 import heapq
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from planner.cost import Costs
@@ -84,6 +86,18 @@ class Workers(Protocol):
     def close(self) -> None:
         """End all workers; calling it twice is harmless."""
         ...
+
+
+def start_unheard(process: BaseProcess) -> None:
+    """Start a process that Ctrl-C does not reach, though the terminal sends it to all: our own end is what ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # it begins with the signal blocked, and stays so
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def make_backend(device: Device) -> Backend:
