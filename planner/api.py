@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from planner.checkpoint import model_config, model_folder, model_hash
@@ -19,8 +20,9 @@ from planner.problems.base import Problem
 from planner.report import Report, report
 from planner.runtime.engine import Engine, Load
 from planner.runtime.process import ProcessWorkers
-from planner.runtime.session import Solved
-from planner.runtime.worker import Shelf, VirtualWorkers, Workers, modelled
+from planner.runtime.session import Journal, Solved
+from planner.runtime.watch import Live, Ratios, ScaledCosts
+from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.search import Progress
 from planner.shape import ModelShape
 from planner.trace import ClockKind, Event, Sink
@@ -62,12 +64,23 @@ def plan(
     if costs is not None and costs.statistics is not None:
         workflow = replace(workflow, statistics=costs.statistics)
     model, hashes = costs_of(workflow, machine, costs), models_of(workflow)
-    options = options or Options()
+    return _planned(kind, workflow, machine, model, hashes, options or Options(), progress)
+
+
+def _planned(
+    kind: str,
+    workflow: Workflow,
+    machine: Machine,
+    costs: Costs,
+    models: dict[RoleName, str],
+    options: Options,
+    progress: Progress | None,
+) -> Plan:
     if kind in PRESETS:
-        return preset(kind, workflow, machine, model, hashes, options.rounds)
+        return preset(kind, workflow, machine, costs, models, options.rounds)
     if kind == "solved":
-        return solved(workflow, machine, model, hashes, options, progress)
-    return auto(workflow, machine, model, hashes, options, progress)[0]
+        return solved(workflow, machine, costs, models, options, progress)
+    return auto(workflow, machine, costs, models, options, progress)[0]
 
 
 def run(
@@ -79,12 +92,22 @@ def run(
     costs: CostTable | str | Path | None = None,
     sink: Sink | None = None,
     load: Load | None = None,
+    options: Options | None = None,
+    journal: Journal | None = None,
+    on_solved: Callable[[Solved], None] | None = None,
+    live: bool = False,
 ) -> Run:
     """Run a plan on problems: one after another, or as `load` says.
 
     A problem is a `Problem` or a question of the workflow's problem set. On the clock `wall` each device is a
     process of this computer and times are measured; on `virtual` the work runs in this process and times come from
-    the cost model. `seed` replaces the workflow's. `sink` is called with each event as it happens. Raises UserError.
+    the cost model. `seed` replaces the workflow's. `sink` is called with each event as it happens, `on_solved` with
+    each result as it is ready.
+
+    When a device is lost the run goes on by a plan of the same kind and `options` for the devices that are left. With
+    `live` it also goes on by a plan made anew, in a process of its own meanwhile, when acceptance or costs turn out
+    to be others than the plan assumes. Problems that `journal` knows to be over are left out. A problem that cannot
+    be run has the status `error`. Raises UserError, also if no problem at all can be run.
     """
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     if seed is not None:
@@ -95,24 +118,61 @@ def run(
     kinds = problem_set(plan.workflow.problems)
     asked = [p if isinstance(p, Problem) else kinds.parse(p) for p in todo]
     events: list[Event] = []
+    found: list[Solved] = []
 
     def note(event: Event) -> None:
         events.append(event)
         if sink is not None:
             sink(event)
 
-    with open_workers(plan, ClockKind(clock), costs) as workers:
-        engine = Engine(plan, workers, kinds, note)
-        answers = in_order(engine.solve_all(asked, load), asked)
-    return Run(answers, report(plan, events), tuple(events))
+    model = costs_of(plan.workflow, plan.machine, costs)
+    again = replanner(plan, costs, options)
+    watch = Live(model, again) if live else None
+    with ExitStack() as stack:
+        if watch is not None:
+            stack.enter_context(closing(watch))
+        workers = stack.enter_context(open_workers(plan, ClockKind(clock), costs))
+        more = {"replan": again, "patience": Patience(modelled(model)), "watch": watch}
+        engine = Engine(plan, workers, kinds, note, journal=journal, **more)
+        for solved in engine.solve_all(asked, load):
+            found.append(solved)
+            if on_solved is not None:
+                on_solved(solved)
+    errors = [s.error for s in found if s.error is not None]
+    if errors and len(errors) == len(found):
+        raise errors[0]
+    return Run(in_order(found, asked), report(plan, events), tuple(events))
+
+
+def replanner(
+    plan: Plan, costs: CostTable | str | Path | None = None, options: Options | None = None
+) -> Callable[..., Plan]:
+    """Makes plans of the kind of this one: `make(machine, workflow, ratios={})`, see `planner.runtime.watch.Make`."""
+    kind = plan.name if plan.name in PLAN_NAMES else "auto"
+    return partial(_plan_on, kind=kind, costs=costs, options=options or Options())
+
+
+def _plan_on(
+    machine: Machine,
+    workflow: Workflow,
+    ratios: Ratios | None = None,
+    *,
+    kind: str,
+    costs: CostTable | str | Path | None,
+    options: Options,
+) -> Plan:
+    """`plan`, by the workflow's own statistics and by costs that a run has put right."""
+    model = costs_of(workflow, machine, costs)
+    model = ScaledCosts(model, ratios) if ratios else model
+    return _planned(kind, workflow, machine, model, models_of(workflow), options, None)
 
 
 def in_order(found: Iterable[Solved], asked: Sequence[Problem]) -> tuple[Solved, ...]:
-    """Results in the order in which the problems were asked."""
+    """Results in the order in which the problems were asked, those left out that a journal had."""
     waiting: dict[str, list[Solved]] = {}
     for result in found:
         waiting.setdefault(result.problem.key, []).append(result)
-    return tuple(waiting[problem.key].pop(0) for problem in asked)
+    return tuple(waiting[problem.key].pop(0) for problem in asked if waiting.get(problem.key))
 
 
 def as_workflow(workflow: Workflow | str | Path) -> Workflow:
@@ -178,9 +238,8 @@ def open_workers(
             workers: Workers = ProcessWorkers(plan.machine)
         else:
             shelf = shelf or stack.enter_context(closing(Shelf()))
-            used = dict.fromkeys(plan.placement.values())
-            backends = {d: shelf.backend(plan.machine.device(d)) for d in used}
-            workers = VirtualWorkers(modelled(costs_of(plan.workflow, plan.machine, costs)), backends)
+            duration = modelled(costs_of(plan.workflow, plan.machine, costs))
+            workers = VirtualWorkers(duration, Shelved(shelf, plan.machine))
         stack.enter_context(closing(workers))
         yield workers
 

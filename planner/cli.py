@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,15 +15,15 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planner import api, cli_costs, cli_sweep, show
+from planner import api, batch, cli_costs, cli_run, cli_sweep, show
 from planner.choose import Options
 from planner.cost import CostTable
 from planner.doctor import examine
 from planner.errors import UserError
 from planner.evaluate import evaluate as evaluate_policies
-from planner.export import FORMATS, export, planned_and_happened
+from planner.export import FORMATS, export
 from planner.goal import Wish, read_caps
-from planner.graph import TaskGraph, from_text
+from planner.graph import TaskGraph
 from planner.lower import lower
 from planner.machine import Machine, catalogue
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
@@ -33,7 +33,8 @@ from planner.problems.base import Problem
 from planner.problems.jsonl import read_jsonl
 from planner.schedule.aim import Objective
 from planner.show import err, out
-from planner.trace import ClockKind, Event, TraceFile, read_trace
+from planner.simulate import Demand
+from planner.trace import ClockKind, Event, read_trace
 from planner.workflow import Policy, Workflow
 
 app = typer.Typer(
@@ -81,7 +82,7 @@ MaxEnergyOption = Annotated[
 
 @app.command()
 def run(
-    what: Annotated[Path, typer.Argument(help="A workflow (YAML) or a plan (JSON).", show_default=False)],
+    what: Annotated[Path | None, typer.Argument(help="A workflow (YAML) or a plan (JSON).", show_default=False)] = None,
     questions: Annotated[list[str] | None, typer.Argument(help="Problems, as people write them.")] = None,
     machine: MachineOption = "this-computer",
     kind: Annotated[Kind, typer.Option("--plan", help="Which plan to make of a workflow.")] = Kind.AUTO,
@@ -96,8 +97,20 @@ def run(
     max_energy: MaxEnergyOption = None,
     costs: CostsOption = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Leave plan, pictures, trace and report here.")
+        Path | None,
+        typer.Option("--out", "-o", help="Leave plan, journal, answers, pictures, trace and report here."),
     ] = None,
+    going_on: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run that was stopped in this folder.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems that are worked on at once.")] = 1,
+    deadline: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds for a problem; then what is committed is its end.")
+    ] = None,
+    replan: Annotated[
+        bool, typer.Option(help="Plan anew, meanwhile, when acceptance or costs are not what the plan assumes.")
+    ] = False,
+    fsync: Annotated[bool, typer.Option(help="Have each line of the journal on the disk before going on.")] = False,
     shown: Annotated[int, typer.Option(min=0, help="Problems whose steps are shown.")] = 5,
     as_json: JsonOption = False,
 ) -> None:
@@ -109,47 +122,42 @@ def run(
 
       heteroreason run examples/countdown.yaml -n 20 --out out
 
+      heteroreason run examples/sums.yaml --file problems.jsonl --concurrency 4 --out out
+
+      heteroreason run --resume out
+
       heteroreason run examples/sums.yaml -m u280-2x3090 --clock virtual
     """
-    made = Plan.load(what) if what.suffix == ".json" else api.as_workflow(what)
-    workflow = made.workflow if isinstance(made, Plan) else made
-    problems = _problems(workflow, questions or [], file, count, seed or 0)
-    if folder is not None:
-        _make(folder)
-    options = Options(wish=Wish(objective, *read_caps(max_latency, max_energy)))
-    plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, options, quiet=as_json)
-    if seed is not None:
-        plan = api.with_seed(plan, seed)
-    if not as_json:
-        out.print(show.plan_table(plan))
-    ticker = show.Ticker(out, 0 if as_json else shown)
-    trace = TraceFile(folder / "trace.jsonl") if folder else None
+    options = Options(wish=Wish(objective, *read_caps(max_latency, max_energy)), demand=Demand(concurrency))
+    if going_on is not None:
+        _refuse_with_resume(what, file, folder)
+        job = cli_run.resume(going_on, fsync)
+    else:
+        if what is None:
+            raise UserError("there is no WHAT to run", mend="name a workflow or a plan, or a folder with --resume")
+        made = Plan.load(what) if what.suffix == ".json" else api.as_workflow(what)
+        workflow = made.workflow if isinstance(made, Plan) else made
+        problems = _problems(workflow, questions or [], file, count, seed or 0)
+        if folder is not None:
+            batch.check_folder(folder)
+        plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, options, quiet=as_json)
+        if seed is not None:
+            plan = api.with_seed(plan, seed)
+        deadline_us = None if deadline is None else round(1e6 * deadline)
+        job = cli_run.begin(
+            cli_run.Settings(clock, concurrency, deadline_us, costs, replan), plan, problems, folder, fsync
+        )
+    code = cli_run.carry_out(job, options, shown, as_json)
+    if code:
+        raise typer.Exit(code)
 
-    def sink(event: Event) -> None:
-        ticker(event)
-        if trace is not None:
-            trace(event)
 
-    if err.is_terminal:
-        err.print("loading the models", style="dim")
-    try:
-        result = api.run(plan, problems, clock, costs=costs, sink=sink)
-    finally:
-        if trace is not None:
-            trace.close()
-    left = _leave(folder, plan, result) if folder else []
-    if as_json:
-        answers = [
-            {"question": s.problem.question, "answer": s.answer, "correct": s.correct, "status": s.outcome.status,
-             "steps": s.steps, "latency_us": s.latency_us}
-            for s in result.solved
-        ]  # fmt: skip
-        show.print_json({"answers": answers, "report": result.report.to_mapping(), "files": list(map(str, left))})
-        return
-    out.print()
-    out.print(show.report_table(plan, result.report))
-    for path in left:
-        out.print(f"left {path}", highlight=False)
+def _refuse_with_resume(what: Path | None, file: Path | None, folder: Path | None) -> None:
+    given = {"WHAT": what, "--file": file, "--out": folder}
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        mend = "leave it out: the folder holds plan, problems and settings"
+        raise UserError(f"{named[0]} is given together with --resume", mend=mend)
 
 
 @app.command("plan")
@@ -354,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for entry in entry_points(group="heteroreason.commands"):
         app.add_typer(entry.load(), name=entry.name)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(args=words, prog_name="heteroreason", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -366,9 +375,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
         command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
         _fail(f"{message}; see {command} --help")
-    except KeyboardInterrupt:
-        err.print("stopped")
-        sys.exit(130)
+
+
+def _terminated(number: int, frame: object) -> None:
+    """End as Ctrl-C does, so that processes are ended and files closed, with the exit code of the signal."""
+    sys.exit(128 + number)
 
 
 def _fail(sentence: str) -> None:
@@ -413,35 +424,7 @@ def _exportable(what: Path, graph: bool, rounds: int) -> TaskGraph | Plan | list
     if what.suffix == ".jsonl":
         return read_trace(what)
     plan = Plan.load(what)
-    return _graph_of(plan) if graph else plan
-
-
-def _graph_of(plan: Plan) -> TaskGraph:
-    """The task graph inside a plan."""
-    return from_text(plan.graph, f"plan {plan.name}")
-
-
-def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
-    """Write what a run leaves behind; the trace is there already."""
-    files = {
-        "plan.json": plan.to_json(),
-        "plan.svg": export(plan, "svg"),
-        "graph.svg": export(_graph_of(plan), "svg"),
-        "trace.svg": export(list(result.trace), "svg"),
-        "perfetto.json": planned_and_happened(plan, list(result.trace)),
-        "report.json": json.dumps(result.report.to_mapping(), indent=1) + "\n",
-        "report.md": show.report_markdown(plan, result),
-    }
-    for name, text in files.items():
-        show.write_file(folder / name, text)
-    return [folder / name for name in (*files, "trace.jsonl")]
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot be made ({error.strerror})", where=str(folder), mend="name another folder") from None
+    return cli_run.graph_of(plan) if graph else plan
 
 
 def _bar() -> Progress:

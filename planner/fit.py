@@ -77,7 +77,7 @@ def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
     """Costs and statistics of a trace of our own runtime."""
     observed = []
     for role, device in plan.placement.items():
-        chunks = [e for e in events if isinstance(e, Chunk) and e.role == role]
+        chunks = [e for e in events if isinstance(e, Chunk) and (e.role, e.device) == (role, device)]
         if not chunks:
             continue
         columns = [[c.end_us - c.start_us, 1, c.tokens_in, c.tokens_out, c.context + c.tokens_in] for c in chunks]

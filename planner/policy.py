@@ -90,6 +90,11 @@ class Request:
     attempt: int = 0
     """Counts the policy's alternatives at one place, never retries."""
 
+    @property
+    def name(self) -> str:
+        """How trace and journal name it: `op:role:place:attempt`."""
+        return f"{self.op}:{self.role}:{self.node.key}:{self.attempt}"
+
     def sampling_key(self, seed: int) -> int:
         """64-bit key from the seed, the problem and place (both in the node's key), the role and the attempt."""
         text = "\x1f".join((str(seed), self.node.key, self.role, str(self.attempt)))
@@ -118,6 +123,8 @@ class Status(StrEnum):
     TOKENS = "tokens"
     DEADLINE = "deadline"
     """Time was up: the committed steps are the beginning of what the run would have given."""
+    ERROR = "error"
+    """The problem could not be run: its prompt cannot be written in tokens, or is too long."""
 
 
 class Event(StrEnum):

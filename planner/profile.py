@@ -26,7 +26,7 @@ LENGTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512, 1024, 2048)
 """Tokens of a chunk that are tried, as far as the context allows."""
 CONTEXTS = (0.0, 0.25, 0.5)
 """Shares of the context that are full before a chunk."""
-CHUNK_TIMEOUT_S = 120.0
+CHUNK_LIMIT_US = 120_000_000
 """Longest wait for a chunk."""
 
 
@@ -170,9 +170,11 @@ def _work(name: RoleName, op: CostOp, tokens: int, context: int) -> Work:
 
 
 def _do(workers: Workers, device: str, work: Work) -> Done:
-    workers.submit(device, work, 0)
-    done = workers.wait(CHUNK_TIMEOUT_S)
+    workers.submit(device, work, 0, CHUNK_LIMIT_US)
+    done = workers.wait()
     assert done is not None, "without a time to wait until there is always a chunk"
+    if done.fault is not None:
+        raise UserError(f"device {device}: {done.fault.kind}: {done.fault.what}", mend="profile another device")
     return done
 
 

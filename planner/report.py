@@ -12,7 +12,17 @@ import numpy as np
 from planner.cost import active_mj, idle_mj
 from planner.plan import Plan
 from planner.policy import Event as Turn
-from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.trace import (
+    Chunk,
+    ClockKind,
+    Decided,
+    Event,
+    Faulted,
+    ProblemEnded,
+    ProblemStarted,
+    Replanned,
+    RunStarted,
+)
 
 ASSUMED_CLOCK_HZ = 225e6
 """Clock of an FPGA whose cycles are simulated, an assumption: 64 bytes a cycle are then one channel of HBM."""
@@ -74,6 +84,10 @@ class Report:
     acceptance: float | None
     """Share of drafted steps that were accepted; None without drafts that are scored."""
     devices: tuple[DeviceUse, ...]
+    faults: tuple[str, ...] = ()
+    """What devices did wrong, each kind once, with how often."""
+    replanned: tuple[str, ...] = ()
+    """Why the run went on by another plan, and by which."""
 
     @property
     def problems_per_s(self) -> float:
@@ -136,6 +150,17 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
         turns=dict(sorted(counts.items())),
         acceptance=accepted / len(scored) if scored else None,
         devices=_devices(plan, events, ends, span),
+        faults=_faults(events),
+        replanned=tuple(f"{e.why}: plan {e.plan_name} ({e.plan})" for e in events if isinstance(e, Replanned)),
+    )
+
+
+def _faults(events: Sequence[Event]) -> tuple[str, ...]:
+    faults = [e for e in events if isinstance(e, Faulted)]
+    counts = Counter((e.device, e.fault, e.what, e.lost) for e in faults)
+    return tuple(
+        f"{device} {fault}{' and is lost' if lost else ''}: {what}{f' ({n} times)' if n > 1 else ''}"
+        for (device, fault, what, lost), n in counts.items()
     )
 
 
@@ -180,7 +205,8 @@ def _span_us(events: Sequence[Event]) -> int:
 def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span_us: int) -> tuple[DeviceUse, ...]:
     used = {(e.problem, name) for e in ends for name in e.used}
     rows = []
-    for name in dict.fromkeys(plan.placement.values()):
+    moves = [e.placement.values() for e in events if isinstance(e, Replanned)]
+    for name in dict.fromkeys(name for placement in (plan.placement.values(), *moves) for name in placement):
         chunks = [e for e in events if isinstance(e, Chunk) and e.device == name]
         busy = sum(c.end_us - c.start_us for c in chunks)
         lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)

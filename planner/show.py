@@ -20,7 +20,7 @@ from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import ASSUMED_CLOCK_HZ, Report
 from planner.schedule.aim import Objective
-from planner.trace import Decided, Event, ProblemEnded, ProblemStarted
+from planner.trace import Decided, Event, Faulted, ProblemEnded, ProblemStarted, Replanned
 
 err = Console(stderr=True)
 out = Console()
@@ -38,7 +38,9 @@ class Ticker:
 
     def __call__(self, event: Event) -> None:
         """Take in an event of a run."""
-        if isinstance(event, ProblemStarted):
+        if isinstance(event, Faulted | Replanned):
+            self._console.print(f"[yellow]{escape(happening(event))}[/yellow]")
+        elif isinstance(event, ProblemStarted):
             self._begun += 1
             if self._begun <= self._most:
                 self._console.print(f"\n[bold]{escape(event.question)}[/bold]")
@@ -50,6 +52,14 @@ class Ticker:
             mark = {True: "[green]right[/green]", False: "[red]wrong[/red]", None: "not graded"}[event.correct]
             answer = "no answer" if event.answer is None else f"answer [bold]{escape(event.answer)}[/bold]"
             self._console.print(f"  {answer}, {mark} ({event.status})")
+
+
+def happening(event: Faulted | Replanned) -> str:
+    """One line about a device that failed, or about another plan."""
+    if isinstance(event, Replanned):
+        return f"planned anew, for {event.why}: plan {event.plan_name} ({event.plan})"
+    then = "it is taken out" if event.lost else "the work is done again"
+    return f"device {event.device} {event.fault}: {event.what}; {then}"
 
 
 def decision_line(event: Decided) -> str:
@@ -105,6 +115,10 @@ def report_table(plan: Plan, report: Report, graded: bool = True) -> Table:
         parts = [joule(mj / max(1, report.problems)) for mj in (use.active_mj, use.wasted_mj, use.idle_mj)]
         shown.add_row(f"  {use.device}", "", "active {}, of it wasted {}, idle {}".format(*parts))
     shown.add_row("problems a second", "", f"{report.problems_per_s:.3g}")
+    for fault in report.faults:
+        shown.add_row("fault", "", escape(fault))
+    for change in report.replanned:
+        shown.add_row("planned anew", "", escape(change))
     return shown
 
 

@@ -109,16 +109,52 @@ class ProblemEnded:
     """The requests whose results counted; the chunks of all others were wasted."""
     path: tuple[str, ...] = ()
     """Those of them that wrote the committed steps."""
+    error: str = ""
+    """Why it could not be run at all."""
     kind: str = "end"
 
 
-Event = RunStarted | ProblemStarted | Chunk | Decided | ProblemEnded
+@dataclass(frozen=True)
+class Faulted:
+    """A device failed."""
+
+    at_us: int
+    device: str
+    fault: str
+    """Which kind: `raised`, `hung` and so on."""
+    what: str
+    lost: bool
+    """Whether the device is taken out; otherwise the work is done again on it."""
+    problem: str = ""
+    """For which problem it worked; empty if for none."""
+    request: str = ""
+    """What it worked on."""
+    kind: str = "fault"
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """The run goes on by another plan."""
+
+    at_us: int
+    why: str
+    plan: str
+    """Hash of the new plan."""
+    plan_name: str
+    placement: dict[str, str]
+    """Role -> device."""
+    kind: str = "replan"
+
+
+Event = RunStarted | ProblemStarted | Chunk | Decided | ProblemEnded | Faulted | Replanned
 KINDS: dict[str, type[Event]] = {
     "run": RunStarted,
     "problem": ProblemStarted,
     "chunk": Chunk,
     "decision": Decided,
     "end": ProblemEnded,
+    "fault": Faulted,
+    "replan": Replanned,
 }
 Sink = Callable[[Event], None]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from planner.graph import WRITES, Op, Outcome, Task, TaskGraph, Verdict, broken_by, from_text, holds
 from planner.plan import Plan
 from planner.schedule.instance import Slot
-from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.trace import Chunk, Decided, Event, Faulted, ProblemEnded, ProblemStarted, Replanned, RunStarted
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def episodes(events: Sequence[Event]) -> list[Episode]:
     found: list[Episode] = []
     latest: dict[str, Episode] = {}
     for event in events:
-        if isinstance(event, RunStarted):
+        if isinstance(event, RunStarted | Faulted | Replanned):
             continue
         if isinstance(event, ProblemStarted) or event.problem not in latest:
             latest[event.problem] = Episode(event.problem)

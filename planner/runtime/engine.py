@@ -1,22 +1,34 @@
-"""The engine: decide what the policies need, dispatch what the plan allows, commit what came back."""
+"""The engine: decide what the policies need, dispatch what the plan allows, commit what came back.
+
+One turn of the loop admits problems, takes up a new plan if there is one, starts work on the devices that are free,
+and waits for the next chunk. What a device does wrong comes back as a `Fault` in place of an output: the work is done
+again there, or the device is taken out and the run goes on by a plan without it. Answers do not change by either.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from planner.dispatch import Start, dispatch
+from planner.errors import UserError
+from planner.machine import Machine
 from planner.plan import Plan
+from planner.policy import Node, Outcome, Status
 from planner.problems.base import Problem, ProblemSet
 from planner.runtime.backend import ModelInfo, Work
-from planner.runtime.session import Session, Solved
-from planner.runtime.worker import Workers
-from planner.trace import RunStarted, Sink
+from planner.runtime.devices import Devices, Replan
+from planner.runtime.faults import LAST, DeviceFault, Fault, wrong_output
+from planner.runtime.session import Journal, Session, Solved
+from planner.runtime.worker import Done, Patience, Workers
+from planner.trace import Event, Faulted, ProblemEnded, ProblemStarted, Replanned, RunStarted, Sink
 from planner.workflow import RoleName
 
-CHUNK_TIMEOUT_S = 120.0
-"""Longest wait for a chunk."""
+RETRIES = 2
+"""How often in a row a device may fail before it is taken out."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,18 @@ class Load:
     """Longest time for a problem, after which its run ends with what is committed."""
 
 
+class Watch(Protocol):
+    """Looks at the events of a run and may ask for another plan."""
+
+    def see(self, event: Event) -> None:
+        """An event has happened."""
+        ...
+
+    def proposal(self, plan: Plan, machine: Machine) -> tuple[str, Plan] | None:
+        """Why, and by which plan, to go on from here on the devices that are there; None: by the present one."""
+        ...
+
+
 @dataclass(frozen=True)
 class _Running:
     session: Session
@@ -39,42 +63,102 @@ class _Running:
     work: Work
 
 
-class Engine:
-    """Runs problems by a plan. Workers and trace are the caller's to close."""
+Waiting = deque[tuple[int | None, Problem]]
 
-    def __init__(self, plan: Plan, workers: Workers, problems: ProblemSet, sink: Sink) -> None:
-        """Load every role on its device. Raises UserError for a model or device that cannot do it."""
-        self.plan, self.workers, self.problems, self.sink = plan, workers, problems, sink
-        roles = plan.workflow.roles
-        placed = {name: (plan.placement[name], roles[name]) for name in plan.roles}
-        self.models: Mapping[RoleName, ModelInfo] = workers.load(placed, problems.delimiter)
+
+class Engine:
+    """Runs problems by a plan. Workers, journal and trace are the caller's to close."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workers: Workers,
+        problems: ProblemSet,
+        sink: Sink,
+        *,
+        journal: Journal | None = None,
+        replan: Replan | None = None,
+        patience: Patience | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """Load every role on its device. Raises UserError for a model or device that cannot do it.
+
+        `replan` makes a plan for the devices that are left when one is lost; without it a lost device ends the run.
+        `patience` says when a chunk counts as hung. `watch` may propose other plans as the run goes on.
+        """
+        self.workers, self.problems, self.journal = workers, problems, journal
+        self._patience, self._watch, self._sink = patience or Patience(), watch, sink
         self._sessions: dict[str, Session] = {}
         """The problems at hand by label, the oldest first."""
         self._running: dict[str, _Running] = {}
         """What each device is busy with."""
+        self._ended: deque[Solved] = deque()
+        """Results that are ready to be handed out."""
         self._seen: Counter[str] = Counter()
-        sink(RunStarted(plan.hash, plan.name, workers.clock))
+        self._failures: Counter[str] = Counter()
+        """How often in a row each device has failed."""
+        self._devices = Devices(plan, workers, problems.delimiter, replan)
+        self.sink(RunStarted(plan.hash, plan.name, workers.clock))
+        self._border(first=True)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is followed now."""
+        return self._devices.plan
+
+    @property
+    def models(self) -> Mapping[RoleName, ModelInfo]:
+        """What is known of each role's model."""
+        return self._devices.models
 
     def solve(self, problem: Problem) -> Solved:
-        """Run the policy on one problem to its end."""
-        return next(iter(self.solve_all([problem])))
+        """Run the policy on one problem to its end. Raises UserError for one that cannot be run."""
+        solved = next(iter(self.solve_all([problem])))
+        if solved.error is not None:
+            raise solved.error
+        return solved
 
     def solve_all(self, problems: Iterable[Problem], load: Load | None = None) -> Iterator[Solved]:
-        """Run the policy on each problem; results come in the order in which they are ready."""
+        """Run the policy on each problem; results come in the order in which they are ready.
+
+        A problem that cannot be run comes with the status `error`. One that the journal knows to be over is left out.
+        """
         load = load or Load()
         waiting = _arrivals(problems, load, self.now_us())
         slots = [str(n) for n in reversed(range(load.concurrency))]
         while waiting or self._sessions:
-            while slots and waiting and (waiting[0][0] is None or waiting[0][0] <= self.now_us()):
-                self._admit(*waiting.popleft(), slots.pop(), load.deadline_us)
-            self._dispatch()
-            self._commit(_next_event(waiting if slots else deque(), self._sessions.values()))
-            for session in self._over():
-                del self._sessions[session.label]
-                slots.append(session.slot)
-                yield session.close()
+            try:
+                self._border()
+                self._admit(waiting, slots, load.deadline_us)
+                self._dispatch()
+                self._commit(_next_event(waiting if slots else deque(), self._sessions.values()))
+            except DeviceFault as failed:
+                # A tokenizer's device: nothing was committed of what it was asked for.
+                self._failed(failed.device, failed.fault, None)
+            self._close(slots)
+            while self._ended:
+                yield self._ended.popleft()
+
+    def swap(self, plan: Plan, why: str = "asked for") -> None:
+        """Go on by another plan of the same workflow, once no chunk is running. Raises UserError if it is not one."""
+        self._devices.propose(plan, why)
+
+    def remove(self, device: str) -> None:
+        """Go on without a device, once no chunk is running. Raises UserError for one that is not there."""
+        self._devices.remove(device)
+
+    def add(self, device: str) -> None:
+        """Use a device of the plan's machine again that was removed or lost. Raises UserError for another."""
+        self._failures.pop(device, None)
+        self._devices.add(device)
 
     # --- what a session asks of its host ---
+
+    def sink(self, event: Event) -> None:
+        """Put an event into the trace."""
+        if self._watch is not None:
+            self._watch.see(event)
+        self._sink(event)
 
     def encode(self, role: RoleName, text: str) -> tuple[int, ...]:
         """Token ids of a text for a role."""
@@ -94,16 +178,55 @@ class Engine:
 
     # --- the loop's verbs ---
 
-    def _admit(self, arrived_us: int | None, problem: Problem, slot: str, deadline_us: int | None) -> None:
-        self._seen[problem.key] += 1
-        times = self._seen[problem.key]
-        label = problem.key if times == 1 else f"{problem.key}#{times}"
-        arrived = self.now_us() if arrived_us is None else arrived_us
-        deadline = None if deadline_us is None else arrived + deadline_us
-        self._sessions[label] = Session(self, problem, label, slot, arrived, deadline)
+    def _admit(self, waiting: Waiting, slots: list[str], deadline_us: int | None) -> None:
+        """Begin problems that have arrived, as long as there is a slot for one; none if another plan is due."""
+        while not self._devices.due and slots and waiting and (waiting[0][0] is None or waiting[0][0] <= self.now_us()):
+            arrived_us, problem = waiting[0]
+            times = self._seen[problem.key] + 1
+            label = problem.key if times == 1 else f"{problem.key}#{times}"
+            arrived = self.now_us() if arrived_us is None else arrived_us
+            deadline = None if deadline_us is None else arrived + deadline_us
+            if self.journal is None or not self.journal.ended(label):
+                try:
+                    self._sessions[label] = Session(self, problem, label, slots[-1], arrived, deadline)
+                    slots.pop()
+                except UserError as error:
+                    self._refuse(problem, label, arrived, error)
+                except DeviceFault as failed:
+                    if failed.fault.kind in LAST or self._failures[failed.device] < RETRIES:
+                        raise
+                    # Time and again with this text: it is the text's fault, not the device's.
+                    del self._failures[failed.device]
+                    mend = "write the problem otherwise"
+                    where = f"problem {label}"
+                    self._refuse(problem, label, arrived, UserError(failed.fault.what, where=where, mend=mend))
+            # Only now: if the device of a tokenizer fails, the problem is the next one again.
+            waiting.popleft()
+            self._seen[problem.key] = times
+
+    def _border(self, first: bool = False) -> None:
+        """Where no chunk is running, go on by another plan if there is one to go on by."""
+        if self._watch is not None and not first:
+            proposal = self._watch.proposal(self.plan, self._devices.machine)
+            with suppress(UserError):  # devices may have come and gone since it was made
+                if proposal is not None:
+                    self._devices.propose(proposal[1], proposal[0])
+        if self._running or not self._devices.due:
+            return
+        for change in self._devices.change():
+            if isinstance(change, DeviceFault):
+                self._note_fault(change.device, change.fault, None, lost=True)
+                continue
+            for session in self._sessions.values():
+                session.forget(change.moved)
+            if change.why:
+                plan, placement = self.plan, {str(r): d for r, d in self.plan.placement.items()}
+                self.sink(Replanned(self.now_us(), change.why, plan.hash, plan.name, placement))
 
     def _dispatch(self) -> None:
-        """Start work on the devices that are free, by the plan."""
+        """Start work on the devices that are free, by the plan; none if another plan is due."""
+        if self._devices.due:
+            return
         situations = {s.label: s.situation() for s in self._sessions.values() if s.outcome is None}
         busy = {member for device in self._running for member in self.plan.machine.members(device)}
         every = {member for device in self.plan.placement.values() for member in self.plan.machine.members(device)}
@@ -111,34 +234,72 @@ class Engine:
             session = self._sessions[start.problem]
             work = session.work(start)
             self._running[device] = _Running(session, start, work)
-            self.workers.submit(device, work, session.delay_us(device, start))
+            self.workers.submit(device, work, session.delay_us(device, start), self._patience.limit_us(device, work))
 
     def _commit(self, until_us: int | None) -> None:
         """Wait for the next chunk, take it in, and end what is out of time."""
-        done = self.workers.wait(CHUNK_TIMEOUT_S, until_us)
-        if done is not None:
-            running = self._running.pop(done.device)
-            session, start, work = running.session, running.start, running.work
-            session.record(start, work, done.output, done.device, done.start_us, done.end_us)
-            if session.outcome is None:
-                session.commit(start, work, done.output, done.device)
+        if self._running or until_us is not None:
+            done = self.workers.wait(until_us)
+            if done is not None:
+                self._take(done, self._running.pop(done.device))
+        elif not self._devices.due and any(s.outcome is None for s in self._sessions.values()):
+            raise RuntimeError("nothing runs, and problems are not over: the plan starts none of what is needed")
         for session in self._sessions.values():
             session.expire(self.now_us())
 
-    def _over(self) -> list[Session]:
-        """The problems that have their outcome, and for which nothing runs any more."""
+    def _take(self, done: Done, running: _Running) -> None:
+        """Commit what a chunk gave, or do what its fault asks for."""
+        fault = done.fault or wrong_output(running.work, done.output)
+        if fault is not None:
+            self._failed(done.device, fault, running)
+            return
+        self._failures.pop(done.device, None)
+        running.session.record(running.start, running.work, done)
+        if running.session.outcome is None:
+            running.session.commit(running.start, done.output)
+
+    def _failed(self, device: str, fault: Fault, running: _Running | None) -> None:
+        """Have the work done again on the device, or take the device out."""
+        self._failures[device] += 1
+        lost = fault.kind in LAST or self._failures[device] > RETRIES
+        self._note_fault(device, fault, running, lost)
+        if running is not None:
+            running.session.forget([running.start.request.role])
+        if lost:
+            self._running.pop(device, None)
+            self._devices.lose(device, fault)
+
+    def _close(self, slots: list[str]) -> None:
+        """Hand out the problems that have their outcome, and for which nothing runs any more."""
         busy = {running.session.label for running in self._running.values()}
-        return [s for s in self._sessions.values() if s.outcome is not None and s.label not in busy]
+        for session in [s for s in self._sessions.values() if s.outcome is not None and s.label not in busy]:
+            del self._sessions[session.label]
+            slots.append(session.slot)
+            self._ended.append(session.close())
+
+    def _refuse(self, problem: Problem, label: str, arrived_us: int, error: UserError) -> None:
+        """Account for a problem that cannot be run."""
+        outcome = Outcome(Status.ERROR, None, Node(None, None, problem.key), ())
+        solved = Solved(problem, outcome, (), None, False, self.now_us() - arrived_us, label, error)
+        if self.journal is not None:
+            self.journal.end(solved)
+        self.sink(ProblemStarted(label, problem.question, self.now_us(), arrived_us))
+        self.sink(ProblemEnded(label, self.now_us(), Status.ERROR, None, False, (), (), error=str(error)))
+        self._ended.append(solved)
+
+    def _note_fault(self, device: str, fault: Fault, running: _Running | None, lost: bool) -> None:
+        label, request = (running.session.label, running.start.request.name) if running else ("", "")
+        self.sink(Faulted(self.now_us(), device, fault.kind.value, fault.what, lost, label, request))
 
 
-def _arrivals(problems: Iterable[Problem], load: Load, now_us: int) -> deque[tuple[int | None, Problem]]:
+def _arrivals(problems: Iterable[Problem], load: Load, now_us: int) -> Waiting:
     """Each problem with the time that it arrives at, None for those that are there already."""
     if load.arrivals_us is None:
         return deque((None, p) for p in problems)
     return deque((now_us + at, p) for at, p in zip(load.arrivals_us, problems, strict=True))
 
 
-def _next_event(waiting: deque[tuple[int | None, Problem]], sessions: Iterable[Session]) -> int | None:
+def _next_event(waiting: Waiting, sessions: Iterable[Session]) -> int | None:
     """When something is to be done though no chunk is over: a problem arrives, or its time is up."""
     times = [s.deadline_us for s in sessions if s.deadline_us is not None and s.outcome is None]
     if waiting and waiting[0][0] is not None:

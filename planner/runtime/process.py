@@ -6,16 +6,18 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from planner.errors import UserError
 from planner.machine import Device, DeviceKind, Machine
-from planner.runtime.backend import ModelInfo, Work
-from planner.runtime.worker import Done, make_backend
+from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
+from planner.runtime.worker import Done, make_backend, start_unheard
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
 
@@ -36,15 +38,25 @@ class ProcessWorkers:
         """Processes start when their device is first used."""
         self._machine = machine
         self._processes: dict[str, tuple[BaseProcess, Connection]] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, tuple[int, int]] = {}
+        """When the chunk of each device began, and when it must be over."""
         self._over: deque[Done] = deque()
         """Chunks whose end was seen while something else was waited for."""
 
     def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
         """See `Workers`. A device takes its roles in turn, and answers in the same order."""
+        found, lost = {}, {}
         for name, (device, role) in placed.items():
-            self._send(device, ("load", (name, role, delimiter)))
-        return {name: self._answer(device, LOAD_TIMEOUT_S, "load") for name, (device, _) in placed.items()}
+            with _kept(lost):
+                self._send(device, ("load", (name, role, delimiter)))
+        for name, (device, _) in placed.items():
+            # Every answer is taken, so that no later call meets one of these.
+            if device not in lost or lost[device].fault.kind is FaultKind.REFUSED:
+                with _kept(lost):
+                    found[name] = self._answer(device, LOAD_TIMEOUT_S, "load")
+        for failed in lost.values():
+            raise failed
+        return found
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
@@ -58,33 +70,44 @@ class ProcessWorkers:
         """See `Workers`."""
         return self._call(device, CALL_TIMEOUT_S, "decode", name, tokens)
 
-    def submit(self, device: str, work: Work, delay_us: int) -> None:
+    def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
         """Send the chunk; the delay is the machine's own."""
-        self._send(device, ("run", (work,)))
-        self._running.add(device)
+        now = self.now_us()
+        try:
+            self._send(device, ("run", (work,)))
+        except DeviceFault as lost:
+            self._over.append(Done(device, Output(), now, now, lost.fault))
+        else:
+            self._running[device] = (now, now + limit_us)
 
-    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
+    def wait(self, until_us: int | None = None) -> Done | None:
         """The first answer of any device."""
         if self._over:
             return self._over.popleft()
-        left_s = timeout_s if until_us is None else max(0.0, (until_us - self.now_us()) / 1e6)
-        connections = {self._processes[d][1]: d for d in sorted(self._running)}
-        ready = wait(list(connections), min(timeout_s, left_s))
+        ends = [end for _, end in self._running.values()]
+        next_us = min(ends if until_us is None else [*ends, until_us])
+        connections: dict[Any, str] = {self._processes[d][1]: d for d in sorted(self._running)}
+        ready = wait(list(connections), max(0.0, (next_us - self.now_us()) / 1e6))
         if ready:
-            return self._finish(connections[ready[0]])  # type: ignore[index]
-        if left_s < timeout_s:
-            return None
-        raise UserError(
-            f"{' and '.join(sorted(self._running))} did not answer within {timeout_s:g} s",
-            where=f"machine {self._machine.name}",
-            mend="run again, or place the roles elsewhere",
-        )
+            return self._finish(connections[ready[0]])
+        for device, (start, end) in sorted(self._running.items()):
+            if end <= self.now_us():
+                fault = Fault(FaultKind.HUNG, f"a chunk was not over after {(end - start) / 1e6:g} s")
+                self.drop(device)
+                return Done(device, Output(), start, self.now_us(), fault)
+        return None
 
-    def _finish(self, device: str) -> Done:
-        """Receive what a device did."""
-        self._running.discard(device)
-        output, start_us, end_us = self._receive(device)
-        return Done(device, output, start_us, end_us)
+    def drop(self, device: str) -> None:
+        """See `Workers`: the process is killed."""
+        self._running.pop(device, None)
+        self._over = deque(done for done in self._over if done.device != device)
+        if device in self._processes:
+            process, connection = self._processes.pop(device)
+            process.kill()
+            process.join(CLOSE_TIMEOUT_S)
+            if not process.is_alive():
+                process.close()
+            connection.close()
 
     def now_us(self) -> int:
         """Monotonic microseconds, the same clock in every process of this computer."""
@@ -92,53 +115,80 @@ class ProcessWorkers:
 
     def close(self) -> None:
         """Ask each process to end, and kill the ones that do not."""
-        while self._processes:
-            _, (process, connection) = self._processes.popitem()
+        for _, connection in self._processes.values():
             with suppress(OSError):  # it may be gone already
                 connection.send(None)
-            process.join(CLOSE_TIMEOUT_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            connection.close()
-            process.close()
-        self._running.clear()
+        for process, _ in self._processes.values():
+            process.join(0.0 if self._running else CLOSE_TIMEOUT_S)
+        for device in list(self._processes):
+            self.drop(device)
         self._over.clear()
+
+    def _finish(self, device: str) -> Done:
+        """Receive what a device did."""
+        start, _ = self._running.pop(device)
+        try:
+            output, start_us, end_us = self._receive(device)
+            return Done(device, output, start_us, end_us)
+        except DeviceFault as failed:
+            return Done(device, Output(), start, self.now_us(), failed.fault)
+        except UserError as error:
+            return Done(device, Output(), start, self.now_us(), fault_of(error))
 
     def _call(self, device: str, timeout_s: float, verb: str, *args: Any) -> Any:
         self._send(device, (verb, args))
         if device in self._running:
             # It answers in order: first the chunk, which `wait` hands out later.
-            if not self._processes[device][1].poll(timeout_s):
-                raise UserError(f"device {device} did not answer within {timeout_s:g} s", mend="run again")
+            self._await(device, (self._running[device][1] - self.now_us()) / 1e6, "run")
             self._over.append(self._finish(device))
         return self._answer(device, timeout_s, verb)
 
     def _answer(self, device: str, timeout_s: float, verb: str) -> Any:
-        if not self._processes[device][1].poll(timeout_s):
-            raise UserError(f"device {device} did not {verb} within {timeout_s:g} s", mend="run again")
-        return self._receive(device)
+        self._await(device, timeout_s, verb)
+        try:
+            return self._receive(device)
+        except UserError as error:
+            if verb == "load":
+                raise DeviceFault(replace(fault_of(error), kind=FaultKind.REFUSED), device) from error
+            raise
+        except DeviceFault as failed:
+            refused = verb == "load" and failed.fault.kind is not FaultKind.DIED
+            raise DeviceFault(replace(failed.fault, kind=FaultKind.REFUSED), device) if refused else failed from None
 
-    def _send(self, device: str, message: object) -> None:
+    def _await(self, device: str, timeout_s: float, verb: str) -> None:
+        if not self._processes[device][1].poll(max(0.0, timeout_s)):
+            raise DeviceFault(Fault(FaultKind.HUNG, f"it did not {verb} within {timeout_s:g} s"), device)
+
+    def _send(self, device: str, message: tuple[str, tuple[Any, ...]]) -> None:
         if device not in self._processes:
             self._processes[device] = _start(self._machine.device(device))
         try:
             self._processes[device][1].send(message)
         except OSError:
-            raise _lost(device) from None
+            raise self._dead(device) from None
 
     def _receive(self, device: str) -> Any:
         try:
-            ok, value = self._processes[device][1].recv()
+            good, result = self._processes[device][1].recv()
         except (EOFError, OSError):
-            raise _lost(device) from None
-        if not ok:
-            raise value
-        return value
+            raise self._dead(device) from None
+        if not good:
+            raise result if isinstance(result, UserError) else DeviceFault(result, device)
+        return result
+
+    def _dead(self, device: str) -> DeviceFault:
+        process = self._processes[device][0]
+        process.join(CLOSE_TIMEOUT_S)
+        return DeviceFault(Fault(FaultKind.DIED, f"its process ended with exit code {process.exitcode}"), device)
 
 
-def _lost(device: str) -> UserError:
-    return UserError(f"the worker of device {device} ended", mend="see its message above, then run again")
+@contextmanager
+def _kept(lost: dict[str, DeviceFault]) -> Iterator[None]:
+    """Note the first fault of each device instead of raising it."""
+    try:
+        yield
+    except DeviceFault as failed:
+        lost.setdefault(failed.device, failed)
 
 
 def _start(device: Device) -> tuple[BaseProcess, Connection]:
@@ -146,7 +196,7 @@ def _start(device: Device) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, device), name=f"heteroreason-{device.name}", daemon=True)
-    process.start()
+    start_unheard(process)
     theirs.close()
     return process, ours
 
@@ -168,9 +218,10 @@ def _serve(connection: Connection, device: Device) -> None:
             except UserError as error:
                 connection.send((False, error))
             except Exception as error:  # the engine decides what a failing device means
-                connection.send((False, RuntimeError(f"device {device.name}: {type(error).__name__}: {error}")))
-    except (EOFError, KeyboardInterrupt):
-        pass  # the engine is gone, or ends us with it
+                # The exception itself may not survive the way.
+                connection.send((False, replace(fault_of(error), error=None)))
+    except (EOFError, OSError):
+        pass  # the engine is gone
     finally:
         if backend:
             backend.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -28,18 +28,51 @@ from planner.policy import (
 )
 from planner.problems.base import Problem, ProblemSet
 from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.worker import Done
 from planner.schedule.instance import TOKEN_BYTES
-from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted, Sink
+from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted
 from planner.workflow import VERIFIER, RoleName, SelfScore
+
+
+class Journal(Protocol):
+    """What a run notes so that another can go on from there."""
+
+    def results(self, label: str) -> Mapping[str, Result]:
+        """What the policy of a problem was given so far, by the name of the request."""
+        ...
+
+    def result(self, label: str, request: str, result: Result) -> None:
+        """The policy is about to go on with a result."""
+        ...
+
+    def end(self, solved: Solved) -> None:
+        """A problem is over."""
+        ...
+
+    def ended(self, label: str) -> bool:
+        """Whether a problem was over in an earlier run."""
+        ...
 
 
 class Host(Protocol):
     """What a session needs of the engine that it runs in."""
 
-    plan: Plan
     problems: ProblemSet
-    models: Mapping[RoleName, ModelInfo]
-    sink: Sink
+    journal: Journal | None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is followed now."""
+        ...
+
+    @property
+    def models(self) -> Mapping[RoleName, ModelInfo]:
+        """What is known of each role's model."""
+        ...
+
+    def sink(self, event: Event, /) -> None:
+        """Put an event into the trace."""
+        ...
 
     def encode(self, role: RoleName, text: str) -> tuple[int, ...]:
         """Token ids of a text for a role."""
@@ -70,6 +103,10 @@ class Solved:
     correct: bool
     latency_us: int
     """From its arrival to its answer."""
+    label: str = ""
+    """Its name in trace and journal."""
+    error: UserError | None = None
+    """Why it could not be run at all; its status is `error` then."""
 
 
 @dataclass
@@ -109,8 +146,11 @@ class Session:
         self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
         now = self.host.now_us()
         self.host.sink(ProblemStarted(self.label, self.problem.question, now, self.arrived_us))
+        self.recorded = dict(self.host.journal.results(self.label)) if self.host.journal else {}
+        """What an earlier run of the problem had been given, by the name of the request."""
         self.need = next(self.policy)
         self.asked.append(self.need)
+        self.advance()
 
     def _score_prompt(self) -> tuple[int, ...]:
         """The tokens that ask the target for a digit, with the policy that has it score."""
@@ -124,7 +164,7 @@ class Session:
         """Send the policy every result that it asks for and that is there."""
         try:
             while self.outcome is None and self._settled(self.need):
-                self.need = self.policy.send(self.known[self.need])
+                self.need = self.policy.send(self._noted(self.need))
                 self.base = self.memory.place
                 self.asked.append(self.need)
         except StopIteration as stop:
@@ -136,8 +176,17 @@ class Session:
             decisions = tuple(self.memory.decisions)
             self.outcome, self.end_us = Outcome(Status.DEADLINE, None, self.base, decisions), now_us
 
+    def _noted(self, request: Request) -> Result:
+        """A result that the policy goes on with, once it is in the journal."""
+        result, name = self.known[request], request.name
+        if self.recorded.pop(name, None) is None and self.host.journal is not None:
+            self.host.journal.result(self.label, name, result)
+        return result
+
     def _settled(self, request: Request) -> bool:
         """Whether the result is there. An alternative is what the target would have written at its place before."""
+        if request.name in self.recorded:
+            self.known[request] = self.recorded[request.name]
         twin = _twin(request)
         if request not in self.known and twin in self.known:
             self.known[request] = self.known[twin]
@@ -270,49 +319,53 @@ class Session:
 
     # --- commit ---
 
-    def commit(self, start: Start, work: Work, output: Output, device: str) -> None:
+    def forget(self, roles: Iterable[RoleName]) -> None:
+        """The caches of these roles are lost: what they need is read again from the first token on."""
+        for role in roles:
+            self.held.pop(role, None)
+
+    def commit(self, start: Start, output: Output) -> None:
         """Take in a chunk that is over and let the policy go on as far as it can."""
         request = start.request
-        self.held[request.role] += output.tokens
         if request.op is Op.VERIFY:
             requests = (request, *start.also)
-            for asked, score in zip(requests, _scores(output, len(requests), device), strict=True):
+            for asked, score in zip(requests, output.scores, strict=True):
                 self.known[asked] = rounded(score)
         elif request.op not in (Op.PREFILL, Op.SYNC):
-            if not 0 < len(output.tokens) <= work.max_new:
-                asked = f"1 to {work.max_new} were asked for"
-                raise RuntimeError(f"device {device} wrote {len(output.tokens)} tokens where {asked}")
             self._written(request, output)
+        self.held[request.role] += output.tokens
         self.advance()
 
     def _written(self, request: Request, output: Output) -> None:
         """Add a chunk to the step that it belongs to; a step that is whole becomes a result."""
-        begun = self.partial.setdefault(request, [])
-        begun += output.tokens
+        begun = [*self.partial.get(request, ()), *output.tokens]
         if not (output.complete or output.ended or len(begun) >= self._step_limit(request.node)):
+            self.partial[request] = begun
             return
+        # If the device fails here nothing has changed, and the chunk is worked out again.
         text = self.host.decode(request.role, tuple(begun))
         text, _, _ = text.partition(self.host.problems.delimiter)
-        self.known[request] = Step(text, tuple(self.partial.pop(request)), request.role, output.ended)
+        self.known[request] = Step(text, tuple(begun), request.role, output.ended)
+        self.partial.pop(request, None)
 
-    def record(self, start: Start, work: Work, output: Output, device: str, start_us: int, end_us: int) -> None:
+    def record(self, start: Start, work: Work, done: Done) -> None:
         """Put a chunk that is over into the trace."""
         request = start.request
         self.host.sink(
             Chunk(
                 self.label,
-                device,
+                done.device,
                 request.role,
                 request.op,
                 start.round,
-                _name(request),
-                start_us,
-                end_us,
+                request.name,
+                done.start_us,
+                done.end_us,
                 len(work.feed),
-                len(output.tokens),
+                len(done.output.tokens),
                 work.keep,
                 start.speculative,
-                output.cycles,
+                done.output.cycles,
             )
         )
 
@@ -323,6 +376,8 @@ class Session:
         used = [*prefill, *self.synced, *self.asked, *map(_twin, self.asked)]
         path = [self.writers[node.key] for node in self.outcome.node.lineage() if node.step is not None]
         solved = self._solved(self.outcome)
+        if self.host.journal is not None:
+            self.host.journal.end(solved)
         self.host.sink(
             ProblemEnded(
                 self.label,
@@ -331,8 +386,8 @@ class Session:
                 solved.answer,
                 solved.correct,
                 solved.steps,
-                tuple(dict.fromkeys(map(_name, used))),
-                tuple(dict.fromkeys(map(_name, [*path, *map(_twin, path)]))),
+                tuple(dict.fromkeys(r.name for r in used)),
+                tuple(dict.fromkeys(r.name for r in [*path, *map(_twin, path)])),
             )
         )
         return solved
@@ -341,7 +396,8 @@ class Session:
         problems, texts = self.host.problems, [s.text for s in outcome.node.path]
         steps = tuple(map(problems.readable, texts))
         correct = problems.grade(self.problem, texts)
-        return Solved(self.problem, outcome, steps, outcome.answer, correct, self.end_us - self.arrived_us)
+        took_us = self.end_us - self.arrived_us
+        return Solved(self.problem, outcome, steps, outcome.answer, correct, took_us, self.label)
 
     def _check_room(self) -> None:
         budget = self.host.plan.workflow.budget
@@ -368,17 +424,6 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     return low
 
 
-def _scores(output: Output, count: int, device: str) -> tuple[float, ...]:
-    if len(output.scores) != count or not all(0.0 <= score <= 1.0 for score in output.scores):
-        wanted = "one score from 0 to 1 was" if count == 1 else f"{count} scores from 0 to 1 were"
-        raise RuntimeError(f"device {device} answered {output.scores} where {wanted} asked for")
-    return output.scores
-
-
 def _twin(request: Request) -> Request:
     """The same step by another name: an alternative after an ancestor is what the target would write there first."""
     return replace(request, op=Op.REFINE) if request.op is Op.BACKTRACK else request
-
-
-def _name(request: Request) -> str:
-    return f"{request.op}:{request.role}:{request.node.key}:{request.attempt}"

@@ -8,15 +8,18 @@ not here can be rehearsed with the real models.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from typing import Protocol
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
 
 from planner.cost import Costs
 from planner.errors import UserError
-from planner.machine import Device
+from planner.machine import Device, Machine
 from planner.runtime.backend import Backend, ModelInfo, Output, Work
+from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
 
@@ -25,21 +28,29 @@ GROUP = "heteroreason.backends"
 
 @dataclass(frozen=True)
 class Done:
-    """A chunk that is over."""
+    """A chunk that is over: with an output, or with a fault."""
 
     device: str
     output: Output
+    """Empty if there is a fault."""
     start_us: int
     end_us: int
+    fault: Fault | None = None
 
 
 class Workers(Protocol):
-    """All devices of a machine. Only `wait` lets time pass."""
+    """All devices of a machine. Only `wait` lets time pass.
+
+    `load`, `encode` and `decode` raise DeviceFault for what is the device's fault, and UserError as the backend did.
+    """
 
     clock: ClockKind
 
     def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
-        """Have each device load the models of the roles that are placed on it, all devices at once."""
+        """Have each device load the models of the roles that are placed on it, all devices at once.
+
+        What the device has loaded already stays. A UserError of the backend is a fault here, too.
+        """
         ...
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
@@ -54,15 +65,22 @@ class Workers(Protocol):
         """Text of token ids. A device that is busy answers after its chunk."""
         ...
 
-    def submit(self, device: str, work: Work, delay_us: int) -> None:
-        """Give a free device a chunk; what it needs arrives after `delay_us` (virtual clock only)."""
+    def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
+        """Give a free device a chunk; what it needs arrives after `delay_us` (virtual clock only).
+
+        A chunk that is not over after `limit_us` ends with the fault `hung`.
+        """
         ...
 
-    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
+    def wait(self, until_us: int | None = None) -> Done | None:
         """The next chunk that is over, or None once it is `until_us`, whichever comes first.
 
-        Raises UserError if no chunk is over within `timeout_s`, and whatever the device raised.
+        One of the two must be to come: a chunk that runs, or a time.
         """
+        ...
+
+    def drop(self, device: str) -> None:
+        """End the device's worker, whatever it does, and forget its chunk. Its models are to be loaded again."""
         ...
 
     def now_us(self) -> int:
@@ -72,6 +90,18 @@ class Workers(Protocol):
     def close(self) -> None:
         """End all workers; calling it twice is harmless."""
         ...
+
+
+def start_unheard(process: BaseProcess) -> None:
+    """Start a process that Ctrl-C does not reach, though the terminal sends it to all: our own end is what ends it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()  # it begins with the signal blocked, and stays so
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def make_backend(device: Device) -> Backend:
@@ -110,6 +140,26 @@ class Shelf:
             self._backends.popitem()[1].close()
 
 
+@dataclass(frozen=True)
+class Shelved(Mapping[str, Backend]):
+    """The backends of a machine's devices, each taken from a shelf when it is first asked for."""
+
+    shelf: Shelf
+    machine: Machine
+
+    def __getitem__(self, device: str) -> Backend:
+        """The backend of a device, or of a set of devices."""
+        return self.shelf.backend(self.machine.device(device))
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the devices."""
+        return iter([device.name for device in self.machine.devices])
+
+    def __len__(self) -> int:
+        """How many devices there are."""
+        return len(self.machine.devices)
+
+
 Duration = Callable[[str, Work, Output], int]
 """What a chunk takes on a device, in microseconds."""
 
@@ -127,11 +177,18 @@ class VirtualWorkers:
 
     def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
         """See `Workers`."""
-        return {name: self._backends[device].load(name, role, delimiter) for name, (device, role) in placed.items()}
+        found = {}
+        for name, (device, role) in placed.items():
+            try:
+                found[name] = self._backends[device].load(name, role, delimiter)
+            except Exception as error:
+                fault = fault_of(error)
+                raise DeviceFault(replace(fault, kind=FaultKind.REFUSED), device) from error
+        return found
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
-        return self._backends[device].encode(name, text)
+        return _told(device, self._backends[device].encode, name, text)
 
     def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
@@ -139,16 +196,21 @@ class VirtualWorkers:
 
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
         """See `Workers`."""
-        return self._backends[device].decode(name, tokens)
+        return _told(device, self._backends[device].decode, name, tokens)
 
-    def submit(self, device: str, work: Work, delay_us: int) -> None:
+    def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
         """Do the chunk at once and note when it would be over."""
-        output = self._backends[device].run(work)
+        output, fault = Output(), None
         start = self._now_us + delay_us
-        end = start + max(1, self._duration(device, work, output))
-        heapq.heappush(self._running, (end, device, Done(device, output, start, end)))
+        try:
+            output = self._backends[device].run(work)
+            took_us = max(1, self._duration(device, work, output))
+        except Exception as error:  # the engine decides what a failing device means
+            fault = fault_of(error)
+            took_us = limit_us if fault.kind is FaultKind.HUNG else 1
+        heapq.heappush(self._running, (start + took_us, device, Done(device, output, start, start + took_us, fault)))
 
-    def wait(self, timeout_s: float, until_us: int | None = None) -> Done | None:
+    def wait(self, until_us: int | None = None) -> Done | None:
         """Let time pass up to the end of the next chunk, or up to `until_us`."""
         if until_us is not None and (not self._running or self._running[0][0] > until_us):
             self._now_us = max(self._now_us, until_us)
@@ -157,6 +219,11 @@ class VirtualWorkers:
         self._now_us = end
         return done
 
+    def drop(self, device: str) -> None:
+        """See `Workers`. The backend stays."""
+        self._running = [item for item in self._running if item[1] != device]
+        heapq.heapify(self._running)
+
     def now_us(self) -> int:
         """Modelled microseconds."""
         return self._now_us
@@ -164,6 +231,16 @@ class VirtualWorkers:
     def close(self) -> None:
         """Forget what is running."""
         self._running.clear()
+
+
+def _told(device: str, call: Callable[..., Any], *args: Any) -> Any:
+    """A call to a backend whose faults name the device."""
+    try:
+        return call(*args)
+    except UserError:
+        raise
+    except Exception as error:
+        raise DeviceFault(fault_of(error), device) from error
 
 
 def modelled(costs: Costs) -> Duration:
@@ -178,3 +255,24 @@ def modelled(costs: Costs) -> Duration:
         return total
 
     return duration_us
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a chunk may take before its device counts as hung."""
+
+    duration: Duration | None = None
+    """What a chunk should take; None if nobody knows."""
+    factor: float = 50.0
+    """A chunk may take so many times as long."""
+    least_us: int = 60_000_000
+    """And always as long as this."""
+    otherwise_us: int = 300_000_000
+    """Where no duration is known."""
+
+    def limit_us(self, device: str, work: Work) -> int:
+        """The longest time for a chunk."""
+        if self.duration is None:
+            return self.otherwise_us
+        longest = Output(tokens=(0,) * work.max_new)
+        return max(self.least_us, round(self.factor * self.duration(device, work, longest)))

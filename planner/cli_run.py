@@ -1,0 +1,191 @@
+"""What the command `run` does: run or go on, show what happens, and leave files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner import api, batch, show
+from planner.batch import Batch
+from planner.choose import Options
+from planner.errors import UserError
+from planner.export import export, planned_and_happened
+from planner.graph import TaskGraph, from_text
+from planner.plan import Plan
+from planner.problems.base import Problem
+from planner.runtime.engine import Load
+from planner.runtime.session import Solved
+from planner.show import err, out
+from planner.trace import ClockKind, Event, TraceFile
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How problems are run. A run that goes on takes them over."""
+
+    clock: ClockKind
+    concurrency: int
+    deadline_us: int | None
+    costs: Path | None
+    replan: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan and problems to run, in a folder or without one."""
+
+    settings: Settings
+    plan: Plan
+    problems: tuple[Problem, ...]
+    batch: Batch | None
+    goes_on: bool = False
+    """Whether a part of it ran before."""
+
+
+def begin(settings: Settings, plan: Plan, problems: Sequence[Problem], folder: Path | None, sync: bool) -> Job:
+    """A new job. With a folder, its plan, problems and journal are there when this returns."""
+    if folder is None:
+        return Job(settings, plan, tuple(problems), None)
+    kept: dict[str, str | int | bool | None] = {
+        "clock": settings.clock.value,
+        "concurrency": settings.concurrency,
+        "deadline_us": settings.deadline_us,
+        "costs": str(settings.costs.resolve()) if settings.costs else None,
+        "replan": settings.replan,
+    }
+    return Job(settings, plan, tuple(problems), batch.begin(folder, plan, problems, kept, sync))
+
+
+def resume(folder: Path, sync: bool) -> Job:
+    """The job that was stopped in a folder."""
+    found = batch.resume(folder, sync)
+    kept: dict[str, Any] = dict(found.journal.head.settings)
+    costs = Path(kept["costs"]) if kept["costs"] else None
+    settings = Settings(ClockKind(kept["clock"]), kept["concurrency"], kept["deadline_us"], costs, kept["replan"])
+    return Job(settings, found.plan, found.problems, found, goes_on=True)
+
+
+def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
+    """Run the problems of a job that are not over. Gives the exit code."""
+    if job.batch is None:
+        with _told_how_to_go_on(None):
+            return _tell(job, _run(job, options, shown, as_json, None), [], as_json)
+    with closing(job.batch.journal), _told_how_to_go_on(job.batch.folder):
+        if job.batch.over:
+            return _tell(job, None, [], as_json)
+        path = _free_trace(job.batch.folder) if job.goes_on else job.batch.folder / "trace.jsonl"
+        with closing(TraceFile(path)) as trace:
+            result = _run(job, options, shown, as_json, trace)
+        return _tell(job, result, [*_leave(job.batch.folder, job.plan, result), path], as_json)
+
+
+def graph_of(plan: Plan) -> TaskGraph:
+    """The task graph inside a plan."""
+    return from_text(plan.graph, f"plan {plan.name}")
+
+
+def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile | None) -> api.Run:
+    settings = job.settings
+    if not quiet:
+        out.print(show.plan_table(job.plan))
+    ticker = show.Ticker(out, shown)
+
+    def sink(event: Event) -> None:
+        if not quiet:
+            ticker(event)
+        if trace is not None:
+            trace(event)
+
+    def on_solved(solved: Solved) -> None:
+        if job.batch is not None:
+            job.batch.append_answer(solved.label)
+
+    if err.is_terminal:
+        err.print("loading the models", style="dim")
+    return api.run(
+        job.plan,
+        job.problems,
+        settings.clock,
+        costs=settings.costs,
+        sink=sink,
+        load=Load(settings.concurrency, deadline_us=settings.deadline_us),
+        options=options,
+        journal=job.batch.journal if job.batch else None,
+        on_solved=on_solved,
+        live=settings.replan,
+    )
+
+
+def _tell(job: Job, result: api.Run | None, left: Sequence[Path], as_json: bool) -> int:
+    """Show what a run gave; `result` is None if there was nothing left to run."""
+    rows = job.batch.rows() if job.batch else [_row(s) for s in result.solved] if result else []
+    if as_json:
+        report = result.report.to_mapping() if result else None
+        show.print_json({"answers": rows, "report": report, "files": list(map(str, left))})
+    elif result is None:
+        out.print(f"all {len(rows)} problems are over: see {job.batch.folder / batch.ANSWERS}" if job.batch else "")
+    else:
+        out.print()
+        out.print(show.report_table(job.plan, result.report))
+        if len(rows) > len(result.solved):
+            out.print(
+                f"{len(rows) - len(result.solved)} more problems were over before: their answers stand as they were"
+            )
+        for path in left:
+            out.print(f"left {path}", highlight=False)
+    failed = [row["error"] for row in rows if "error" in row]
+    if failed:
+        text = f"{len(failed)} of {len(rows)} problems could not be run, the first for this: {failed[0]}"
+        err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    return 1 if failed else 0
+
+
+def _row(s: Solved) -> dict[str, Any]:
+    row = {"question": s.problem.question, "answer": s.answer, "correct": s.correct,
+           "status": s.outcome.status, "steps": s.steps, "latency_us": s.latency_us}  # fmt: skip
+    return {**row, "error": str(s.error)} if s.error else row
+
+
+def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
+    """Write what a run leaves behind beside what is there already."""
+    files = {
+        "plan.svg": export(plan, "svg"),
+        "graph.svg": export(graph_of(plan), "svg"),
+        "trace.svg": export(list(result.trace), "svg"),
+        "perfetto.json": planned_and_happened(plan, list(result.trace)),
+        "report.json": json.dumps(result.report.to_mapping(), indent=1) + "\n",
+        "report.md": show.report_markdown(plan, result),
+    }
+    for name, text in files.items():
+        show.write_file(folder / name, text)
+    there = (batch.PLAN, batch.PROBLEMS, batch.JOURNAL, batch.ANSWERS)
+    return [folder / name for name in (*there, *files)]
+
+
+def _free_trace(folder: Path) -> Path:
+    """A trace file that is not there yet: that of the part of the run before stays."""
+    number = 2
+    while (folder / f"trace-{number}.jsonl").exists():
+        number += 1
+    return folder / f"trace-{number}.jsonl"
+
+
+@contextmanager
+def _told_how_to_go_on(folder: Path | None) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end with a sentence and the exit code of the signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        how = f"; go on with `heteroreason run --resume {folder}`" if folder else ""
+        err.print(f"stopped{how}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
+    except UserError as error:
+        if folder is None:
+            raise
+        mend = f"{error.mend}, then go on with `heteroreason run --resume {folder}`".removeprefix(", then ")
+        raise UserError(error.what, where=error.where, mend=mend) from error

@@ -1,0 +1,142 @@
+"""Statistics live: a run that is not as its plan assumes is planned anew, at a border, and its answers stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from planner_cases import (
+    APART,
+    DRAFT,
+    PRM,
+    TARGET,
+    THREE,
+    LetterBackend,
+    Letters,
+    LinearCosts,
+    committed,
+    quick_plan,
+    run_letters,
+    workflow,
+)
+
+from planner.cost import CostOp, Origin
+from planner.machine import Machine
+from planner.plan import Plan
+from planner.report import report
+from planner.runtime.engine import Engine, Load
+from planner.runtime.watch import Live, Margins, Ratios, ScaledCosts
+from planner.runtime.worker import VirtualWorkers, modelled
+from planner.trace import Chunk, Event, Replanned
+from planner.workflow import Budget, Statistics, Workflow
+
+QUESTIONS = tuple("abc"[n % 3] * (1 + n // 3) for n in range(12))
+FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), statistics=Statistics(accept=0.95))
+FEW = Margins(samples=10)
+
+
+def make(machine: Machine, flow: Workflow, ratios: Ratios) -> Plan:
+    """Everything on one device: the one whose work is nearest to what the model says."""
+    best = min("abc", key=lambda d: max((r for (_, at), r in ratios.items() if at == d), default=1.0))
+    return replace(quick_plan(flow, "serial"), name="anew", placement=dict.fromkeys(APART, best))
+
+
+def fails(machine: Machine, flow: Workflow, ratios: Ratios) -> Plan:
+    from planner.errors import UserError
+
+    raise UserError("there is none")
+
+
+class Patient(Live):
+    """Waits for the plan that is being made, as a run on the wall clock need not."""
+
+    def proposal(self, plan: Plan, machine: Machine) -> tuple[str, Plan] | None:
+        until = time.monotonic() + 60
+        found = super().proposal(plan, machine)
+        while found is None and self._aside is not None and time.monotonic() < until:
+            time.sleep(0.005)
+            found = super().proposal(plan, machine)
+        return found
+
+
+def run_live(plan: Plan, watch: Any, costs: LinearCosts) -> tuple[list[Any], list[Event]]:
+    events: list[Event] = []
+    workers = VirtualWorkers(modelled(costs), {d: LetterBackend() for d in "abc"})
+    with closing(watch):
+        engine = Engine(plan, workers, Letters(), events.append, watch=watch)
+        found = {s.problem.question: s for s in engine.solve_all([Letters().parse(q) for q in QUESTIONS], Load(2))}
+    return [found[q] for q in QUESTIONS], events
+
+
+def test_acceptance_that_is_not_as_assumed_leads_to_another_plan() -> None:
+    plan = quick_plan(FLOW, "overlapped", placement=APART)
+    solved, events = run_live(plan, Patient(LinearCosts(), make, FEW), LinearCosts())
+    again = [e for e in events if isinstance(e, Replanned)]
+    assert again and again[0].why.endswith("of the drafts are accepted where the plan assumes 95%")
+    assert set(again[0].placement.values()) == {"a"}
+    assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
+    after = events[events.index(again[0]) :]
+    assert {e.device for e in after if isinstance(e, Chunk)} == {"a"}
+    assert any("accepted where the plan assumes 95%: plan anew" in line for line in report(plan, events).replanned)
+    # The new plan assumes what was seen, so that it is not made again and again.
+    assert len(again) <= 3
+
+
+def test_costs_that_are_not_as_modelled_lead_to_another_plan() -> None:
+    flow = replace(FLOW, statistics=Statistics(accept=0.4))
+    plan = quick_plan(flow, "overlapped", placement=dict.fromkeys(APART, "b"))
+    slow = LinearCosts({(r, "b"): 200 for r in (DRAFT, PRM, TARGET)})
+    watch = Patient(LinearCosts(), make, replace(FEW, acceptance=1.0))
+    solved, events = run_live(plan, watch, slow)
+    again = [e for e in events if isinstance(e, Replanned)]
+    assert again and "on b takes" in again[0].why and "times as long as the plan assumes" in again[0].why
+    assert set(again[0].placement.values()) == {"a"}
+    assert len(again) == 1, "what was put right is right"
+    assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
+
+
+def test_what_is_as_assumed_is_left_alone() -> None:
+    plan = quick_plan(replace(FLOW, statistics=Statistics(accept=0.4)), "overlapped", placement=APART)
+    _, events = run_live(plan, Patient(LinearCosts(), make, replace(FEW, acceptance=0.5)), LinearCosts())
+    assert not any(isinstance(e, Replanned) for e in events)
+
+
+def test_a_plan_that_cannot_be_made_leaves_the_run_as_it_is() -> None:
+    plan = quick_plan(FLOW, "overlapped", placement=APART)
+    solved, events = run_live(plan, Patient(LinearCosts(), fails, replace(FEW, samples=60)), LinearCosts())
+    assert not any(isinstance(e, Replanned) for e in events)
+    assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
+
+
+def test_the_engine_does_not_wait_for_a_plan() -> None:
+    plan = quick_plan(FLOW, "overlapped", placement=APART)
+    watch = Live(LinearCosts(), make, FEW)
+    calls: list[Any] = []
+
+    class Never:
+        def see(self, event: Event) -> None:
+            watch.see(event)
+
+        def proposal(self, plan: Plan, machine: Machine) -> None:
+            calls.append(watch.off(plan))
+
+        def close(self) -> None:
+            watch.close()
+
+    run_live(plan, Never(), LinearCosts())
+    assert any(calls) and watch._aside is None
+
+
+def test_costs_put_right() -> None:
+    seen: Mapping[Any, float] = {(DRAFT, "a"): 2.0, (TARGET, "c"): 4.0}
+    costs = ScaledCosts(LinearCosts(otherwise_us=10), seen)
+    assert costs.decode_us(DRAFT, "a", 3, 0) == 60
+    assert costs.decode_us(DRAFT, "b", 3, 0) == 60  # as wrong as the same role elsewhere
+    assert costs.prefill_us(PRM, "b", 10, 0) == 30  # as wrong as the rest
+    assert costs.origin(TARGET, "c", CostOp.DECODE) is Origin.FITTED
+    assert costs.shapes == LinearCosts().shapes
+    assert ScaledCosts(LinearCosts(otherwise_us=10), {}).decode_us(PRM, "b", 1, 0) == 10
+    assert {d.name for d in THREE.devices} == set("abc")
