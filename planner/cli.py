@@ -15,18 +15,14 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from planner import api, batch, cli_costs, cli_run, cli_sweep, show
+from planner import api, batch, cli_costs, cli_export, cli_run, cli_sweep, show
 from planner.choose import Options
 from planner.cost import CostTable
 from planner.doctor import examine
 from planner.errors import UserError
 from planner.evaluate import evaluate as evaluate_policies
-from planner.export import FORMATS, export
 from planner.goal import Wish, read_caps
-from planner.graph import TaskGraph
-from planner.lower import lower
 from planner.machine import Machine, catalogue
-from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
 from planner.problems import problem_set
 from planner.problems.base import Problem
@@ -34,7 +30,7 @@ from planner.problems.jsonl import read_jsonl
 from planner.schedule.aim import Objective
 from planner.show import err, out
 from planner.simulate import Demand
-from planner.trace import ClockKind, Event, read_trace
+from planner.trace import ClockKind
 from planner.workflow import Policy, Workflow
 
 app = typer.Typer(
@@ -171,6 +167,7 @@ def make_plan(
     rounds: RoundsOption = 3,
     work: WorkOption = Options.work,
     limit: LimitOption = Options.limit_s,
+    concurrency: Annotated[int, typer.Option(min=1, max=64, help="Problems at once that the plan is for.")] = 1,
     costs: CostsOption = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan (JSON) here.")] = None,
     as_json: JsonOption = False,
@@ -184,9 +181,12 @@ def make_plan(
       heteroreason plan examples/countdown.yaml -m u280-2x3090 --kind solved --rounds 4 --work 2
 
       heteroreason plan examples/countdown.yaml -m v80-2x3090 --objective energy --max-latency 1.2x
+
+      heteroreason plan examples/countdown.yaml -m 3x3090 --concurrency 8
     """
     wish = Wish(objective, *read_caps(max_latency, max_energy))
-    options = Options(rounds=rounds, work=work, limit_s=limit, wish=wish)
+    demand = Demand(concurrency)
+    options = Options(rounds=rounds, work=work, limit_s=limit, wish=wish, demand=demand)
     plan = _plan_for(api.as_workflow(workflow), machine, kind, costs, options, quiet=as_json)
     if output is not None:
         show.write_file(output, plan.to_json())
@@ -274,39 +274,6 @@ def evaluate(
         out.print(show.evaluation_note(result), highlight=False)
 
 
-@app.command("export")
-def export_file(
-    what: Annotated[
-        Path, typer.Argument(help="A workflow (YAML), a plan (JSON) or a trace (JSONL).", show_default=False)
-    ],
-    format: Annotated[
-        str,
-        typer.Option("--format", "-f", help=f"One of {', '.join(sorted({f for k in FORMATS.values() for f in k}))}."),
-    ] = "svg",
-    graph: Annotated[bool, typer.Option(help="Of a plan: its task graph instead of its timeline.")] = False,
-    rounds: RoundsOption = 2,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write here instead of to the terminal.")
-    ] = None,
-) -> None:
-    """Export a task graph, a plan or a trace as a picture or for another tool.
-
-    Examples:
-
-      heteroreason export examples/sums.yaml -f mermaid
-
-      heteroreason export plan.json -f svg -o plan.svg
-
-      heteroreason export out/trace.jsonl -f perfetto -o trace.json
-    """
-    text = export(_exportable(what, graph, rounds), format)
-    if output is None:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        return
-    show.write_file(output, text)
-    out.print(f"left {output}", highlight=False)
-
-
 @app.command()
 def machines(
     name: Annotated[str | None, typer.Argument(help="A name of the catalogue, or a YAML file.")] = None,
@@ -354,6 +321,7 @@ def doctor(as_json: JsonOption = False) -> None:
 app.command()(cli_costs.simulate)
 app.command()(cli_costs.fit)
 app.command("sweep")(cli_sweep.run_sweep)
+app.command("export")(cli_export.export_file)
 app.command()(cli_costs.profile)
 
 
@@ -415,16 +383,6 @@ def _problems(workflow: Workflow, questions: list[str], file: Path | None, count
     if questions:
         return [kinds.parse(q) for q in questions]
     return kinds.generate(count, seed)
-
-
-def _exportable(what: Path, graph: bool, rounds: int) -> TaskGraph | Plan | list[Event]:
-    if what.suffix in (".yaml", ".yml"):
-        passes = (DraftAhead(max(1, rounds - 1)), PrefetchRefine())
-        return run_passes(lower(api.as_workflow(what), rounds), passes)
-    if what.suffix == ".jsonl":
-        return read_trace(what)
-    plan = Plan.load(what)
-    return cli_run.graph_of(plan) if graph else plan
 
 
 def _bar() -> Progress:
