@@ -10,7 +10,7 @@ import typer
 
 from planner import api, show
 from planner.export import FORMATS, export
-from planner.graph import TaskGraph
+from planner.graph import TaskGraph, from_text
 from planner.lower import lower
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
