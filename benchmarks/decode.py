@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -25,6 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from models_jax.device import choose_devices
 from models_jax.float_runner import FloatRunner
+from models_jax.loading import load_checkpoint, save_checkpoint
 from models_jax.placement import Placement
 from planner.checkpoint import model_folder
 from planner.runtime.backend import Work
@@ -84,8 +86,9 @@ def ours(name: str, folder: Path, numerics: Numerics) -> Contender:
 
 def torchs(folder: Path, dtype: torch.dtype) -> Contender:
     """transformers' model of the same weights."""
-    gguf = {"gguf_file": "model.gguf"} if (folder / "model.gguf").exists() else {}
-    model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype, **gguf).eval()
+    with TemporaryDirectory() as made:
+        save_checkpoint(Path(made), *load_checkpoint(folder))
+        model = AutoModelForCausalLM.from_pretrained(made, dtype=dtype).eval()
     prompt = torch.tensor([tokens(model.config.vocab_size)])
     state: dict[str, object] = {}
 

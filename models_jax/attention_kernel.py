@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 BLOCK = 64
 """Slots that are read together."""
@@ -78,6 +79,7 @@ def attend(
         ],
         out_specs=pl.BlockSpec((None, padded, dim), lambda head: (head, 0, 0)),
         out_shape=jax.ShapeDtypeStruct((heads, padded, dim), q.dtype),
+        compiler_params=None if interpret else triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
     )(q, k, v, last)
     return out[:, :rows]

@@ -530,3 +530,22 @@ def test_a_virtual_clock_stands_still_but_for_waits() -> None:
     done = workers.wait()
     assert (done.device, done.start_us, done.end_us, workers.now_us()) == ("a", 7, 27, 27)
     workers.close()
+
+
+def test_chunks_say_how_much_of_their_step_is_there():
+    """A delimiter may begin in one chunk and end in the next."""
+    made: list[LetterBackend] = []
+
+    def make() -> LetterBackend:
+        made.append(LetterBackend())
+        return made[-1]
+
+    plan = replace(quick_plan(workflow(), "serial"), chunk_tokens=2)
+    run_letters(plan, ("a", "bc"), make)
+    seen: dict[tuple[str, int], int] = {}
+    for work in (w for backend in made for w in backend.log if w.max_new):
+        step = (work.role, work.key)
+        assert work.begun == seen.get(step, 0)
+        assert work.begun + work.max_new <= plan.workflow.budget.step_tokens
+        seen[step] = work.begun + 2
+    assert max(seen.values()) > 2
