@@ -13,6 +13,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from planner.cost import CostOp, Origin
+from planner.errors import UserError
 from planner.graph import ROLE_OF, WRITES, Edge, EdgeKind, Guard, Literal, Op, Task, TaskGraph, Verdict, verify
 from planner.machine import Device, DeviceKind, Link, Machine, Transport
 from planner.plan import Plan
@@ -272,6 +273,17 @@ def random_plan(random: Random, flow: Workflow, on: Machine = THREE) -> Plan:
         chunk_tokens=random.randint(1, 12),
         priorities={d: tuple(random.sample(KINDS, random.randint(0, len(KINDS)))) for d in names},
     )
+
+
+def plan_anew(on: Machine, flow: Workflow, ratios: Mapping[tuple[RoleName, str], float]) -> Plan:
+    """Everything on one device: the one whose work is nearest to what the cost model says."""
+    best = min("abc", key=lambda d: max((r for (_, at), r in ratios.items() if at == d), default=1.0))
+    return replace(quick_plan(flow, "serial"), name="anew", placement=dict.fromkeys(APART, best))
+
+
+def plan_nothing(on: Machine, flow: Workflow, ratios: Mapping[tuple[RoleName, str], float]) -> Plan:
+    """There is no plan."""
+    raise UserError("there is none")
 
 
 # --- a small world that steps are made of letters in --------------------------------------------------------------

@@ -18,6 +18,8 @@ from planner_cases import (
     Letters,
     LinearCosts,
     committed,
+    plan_anew,
+    plan_nothing,
     quick_plan,
     run_letters,
     workflow,
@@ -28,26 +30,14 @@ from planner.machine import Machine
 from planner.plan import Plan
 from planner.report import report
 from planner.runtime.engine import Engine, Load
-from planner.runtime.watch import Live, Margins, Ratios, ScaledCosts
+from planner.runtime.watch import Live, Margins, ScaledCosts
 from planner.runtime.worker import VirtualWorkers, modelled
 from planner.trace import Chunk, Event, Replanned
-from planner.workflow import Budget, Statistics, Workflow
+from planner.workflow import Budget, Statistics
 
 QUESTIONS = tuple("abc"[n % 3] * (1 + n // 3) for n in range(12))
 FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), statistics=Statistics(accept=0.95))
 FEW = Margins(samples=10)
-
-
-def make(machine: Machine, flow: Workflow, ratios: Ratios) -> Plan:
-    """Everything on one device: the one whose work is nearest to what the model says."""
-    best = min("abc", key=lambda d: max((r for (_, at), r in ratios.items() if at == d), default=1.0))
-    return replace(quick_plan(flow, "serial"), name="anew", placement=dict.fromkeys(APART, best))
-
-
-def fails(machine: Machine, flow: Workflow, ratios: Ratios) -> Plan:
-    from planner.errors import UserError
-
-    raise UserError("there is none")
 
 
 class Patient(Live):
@@ -73,7 +63,7 @@ def run_live(plan: Plan, watch: Any, costs: LinearCosts) -> tuple[list[Any], lis
 
 def test_acceptance_that_is_not_as_assumed_leads_to_another_plan() -> None:
     plan = quick_plan(FLOW, "overlapped", placement=APART)
-    solved, events = run_live(plan, Patient(LinearCosts(), make, FEW), LinearCosts())
+    solved, events = run_live(plan, Patient(LinearCosts(), plan_anew, FEW), LinearCosts())
     again = [e for e in events if isinstance(e, Replanned)]
     assert again and again[0].why.endswith("of the drafts are accepted where the plan assumes 95%")
     assert set(again[0].placement.values()) == {"a"}
@@ -89,7 +79,7 @@ def test_costs_that_are_not_as_modelled_lead_to_another_plan() -> None:
     flow = replace(FLOW, statistics=Statistics(accept=0.4))
     plan = quick_plan(flow, "overlapped", placement=dict.fromkeys(APART, "b"))
     slow = LinearCosts({(r, "b"): 200 for r in (DRAFT, PRM, TARGET)})
-    watch = Patient(LinearCosts(), make, replace(FEW, acceptance=1.0))
+    watch = Patient(LinearCosts(), plan_anew, replace(FEW, acceptance=1.0))
     solved, events = run_live(plan, watch, slow)
     again = [e for e in events if isinstance(e, Replanned)]
     assert again and "on b takes" in again[0].why and "times as long as the plan assumes" in again[0].why
@@ -100,20 +90,20 @@ def test_costs_that_are_not_as_modelled_lead_to_another_plan() -> None:
 
 def test_what_is_as_assumed_is_left_alone() -> None:
     plan = quick_plan(replace(FLOW, statistics=Statistics(accept=0.4)), "overlapped", placement=APART)
-    _, events = run_live(plan, Patient(LinearCosts(), make, replace(FEW, acceptance=0.5)), LinearCosts())
+    _, events = run_live(plan, Patient(LinearCosts(), plan_anew, replace(FEW, acceptance=0.5)), LinearCosts())
     assert not any(isinstance(e, Replanned) for e in events)
 
 
 def test_a_plan_that_cannot_be_made_leaves_the_run_as_it_is() -> None:
     plan = quick_plan(FLOW, "overlapped", placement=APART)
-    solved, events = run_live(plan, Patient(LinearCosts(), fails, replace(FEW, samples=60)), LinearCosts())
+    solved, events = run_live(plan, Patient(LinearCosts(), plan_nothing, replace(FEW, samples=60)), LinearCosts())
     assert not any(isinstance(e, Replanned) for e in events)
     assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
 
 
 def test_the_engine_does_not_wait_for_a_plan() -> None:
     plan = quick_plan(FLOW, "overlapped", placement=APART)
-    watch = Live(LinearCosts(), make, FEW)
+    watch = Live(LinearCosts(), plan_anew, FEW)
     calls: list[Any] = []
 
     class Never:
