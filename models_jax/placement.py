@@ -76,7 +76,7 @@ class Placement:
     def _named(self, *axes: str | None) -> NamedSharding:
         return NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(*axes))
 
-    def _weight(self, path: Sequence[object], shape: tuple[int, ...]) -> NamedSharding:
+    def _weight(self, path: Sequence[Any], shape: tuple[int, ...]) -> NamedSharding:
         """Kernels are (inputs, outputs), biases and scales (outputs,), the embedding (tokens, hidden)."""
         module, kind = (str(part) for part in path[-2:])
         if kind in ("embedding", "scale") and module == "embed_tokens":
