@@ -45,20 +45,21 @@ module engine #(
   reg [LANES*8-1:0] header;
   wire take = valid && active && credit;
   wire is_row = take && !in_header;
-  wire last_beat = beat == row_last;
+  reg last_beat, one_beat;          // `beat` is the last of its row; rows have one beat
   wire row_end = is_row && last_beat;
   assign pop = take;
   assign starved = active && credit && !valid;
 
   always_ff @(posedge clk) begin
-    row_last <= row_beats - 10'd1; hold_last <= hold - 16'd1; holds <= hold != 0;
+    row_last <= row_beats - 10'd1; one_beat <= row_beats == 10'd1; hold_last <= hold - 16'd1; holds <= hold != 0;
     if (take && in_header) header <= data;
     else if (row_end) header <= header >> 32;
     if (start) begin
-      rows_left <= rows; beat <= '0; place <= '0; held <= '0; at <= source; in_header <= headers;
+      rows_left <= rows; beat <= '0; last_beat <= one_beat; place <= '0; held <= '0; at <= source; in_header <= headers;
     end else if (take && in_header) in_header <= 1'b0;
     else if (is_row) begin
       beat <= last_beat ? '0 : beat + 10'd1;
+      last_beat <= one_beat || (!last_beat && beat + 10'd1 == row_last);
       if (holds) begin
         held <= held == hold_last ? '0 : held + 16'd1;
         if (held == hold_last) at <= at + 1'b1;
