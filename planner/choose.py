@@ -47,8 +47,8 @@ TIMELINE_WORK = 0.02
 """Deterministic seconds for the timeline of the knobs that were chosen."""
 PREFILL_GAIN = 0.99
 """Reading the prompt elsewhere must bring the first round below so much of what it was."""
-PRUNE_FROM_ROUNDS = 5
-"""Windows from so many rounds on leave out what is rare: the number of outcomes doubles with each round."""
+PRUNE_BELOW = {5: 0.01, 6: 0.03}
+"""Rounds of a window -> probability below which it is cut short: the number of outcomes doubles with each round."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class _Task:
     def window(self, passes: tuple[Pass, ...], chunk_tokens: int = CHUNK_TOKENS) -> Instance:
         """The steady window that the passes allow, on every placement."""
         if (passes, chunk_tokens) not in self.windows:
-            rare = (Prune(),) if self.options.rounds >= PRUNE_FROM_ROUNDS else ()
-            graph = run_passes(lower(self.workflow, self.options.rounds, steady=True), (*rare, *passes))
+            rare = Prune(PRUNE_BELOW.get(self.options.rounds, 0.0))
+            graph = run_passes(lower(self.workflow, self.options.rounds, steady=True), (rare, *passes))
             instance = build(graph, self.workflow, self.machine, self.costs, chunk_tokens, caches=self.caches)
             self.windows[passes, chunk_tokens] = instance
         return self.windows[passes, chunk_tokens]

@@ -134,12 +134,9 @@ def _conflict(instance: Instance, slots: Mapping[str, Slot], slot: Slot, passed:
         return min(ends)
     mine = set(members(slot.device))
     rivals = [s for s in others if mine.intersection(members(s.device))]
-    for number in range(len(instance.graph.outcomes)):
-        when = occupied(instance, slots, slot, number)
-        if when is None:
-            continue
-        for other in rivals:
-            theirs = occupied(instance, slots, other, number)
-            if theirs is not None and theirs[0] < when[1] and when[0] < theirs[1]:
+    for other in rivals:
+        for number in instance.meetings(slot.task, other.task):
+            when, theirs = (occupied(instance, slots, s, number) for s in (slot, other))
+            if when and theirs and theirs[0] < when[1] and when[0] < theirs[1]:
                 ends.append(theirs[1])
     return min(ends, default=None)

@@ -120,6 +120,21 @@ class Instance:
         """Task -> the probability that it is used."""
         return {t.id: self.graph.chance(t.guard) for t in self.graph.tasks}
 
+    def meetings(self, a: str, b: str) -> tuple[int, ...]:
+        """Outcomes in which both tasks may be there: one for each way in which they fare together."""
+        if (a, b) not in self._met:
+            ways: dict[object, int] = {}
+            for number in range(len(self.graph.outcomes)):
+                way = (self.fate[a, number], self.fate[b, number])
+                if None not in way:
+                    ways.setdefault(way, number)
+            self._met[a, b] = tuple(ways.values())
+        return self._met[a, b]
+
+    @cached_property
+    def _met(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        return {}
+
     @cached_property
     def fate(self) -> Mapping[tuple[str, int], tuple[str, ...] | None]:
         """(task, outcome index) -> () if it is used, the verdicts that cancel it, or None if it never starts."""
