@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from scipy.optimize import nnls
 
 from planner.cost import CostEntry, CostOp, CostTable, Fit, Origin
 from planner.errors import UserError
@@ -205,6 +204,8 @@ def _entries(seen: Observed, factors: np.ndarray, source: str) -> list[CostEntry
 
 def robust(terms: np.ndarray, us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Non-negative factors of the terms, and which rows they were fitted to."""
+    from scipy.optimize import nnls  # half a second that only a fit is worth
+
     if len(us) < 2:
         raise UserError(f"{len(us)} rows are too few to fit costs to", mend="use a longer trace")
     weight = np.ones(len(us))

@@ -42,7 +42,7 @@ def preset(
 ) -> Plan:
     """The plan of a preset. Raises UserError if the workflow does not fit on the machine."""
     chosen = PRESETS[name]
-    graph = run_passes(lower(workflow, rounds), chosen.passes)
+    graph = run_passes(lower(workflow, rounds, steady=True), chosen.passes)
     instance = build(graph, workflow, machine, costs)
     placement = fixed_placement(workflow, machine, instance.placements)
     speculate = chosen.draft_ahead > 0 or chosen.prefetch_refine
