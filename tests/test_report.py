@@ -11,7 +11,18 @@ from hypothesis import given, settings
 from planner_cases import APART, DRAFT, PRM, SEEDS, TARGET, quick_plan, random_plan, run_letters, workflow, workflows
 
 from planner.report import report
-from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.show import report_table
+from planner.trace import (
+    Chunk,
+    ClockKind,
+    Decided,
+    Event,
+    Faulted,
+    ProblemEnded,
+    ProblemStarted,
+    Replanned,
+    RunStarted,
+)
 from planner.workflow import Workflow
 
 PLAN = quick_plan(workflow(), "overlapped", placement=APART)
@@ -115,3 +126,29 @@ def test_totals_are_those_of_the_trace(flow: Workflow, seed: int) -> None:
     assert 0 <= found.waste <= 1
     if not any(plan.priorities.values()):
         assert found.waste == 0
+
+
+def test_faults_and_new_plans_are_told() -> None:
+    plan = quick_plan(workflow(), placement=APART)
+    _, events = run_letters(plan)
+    fault = Faulted(1, "c", "raised", "ValueError: oh", False)
+    lost = Faulted(2, "c", "died", "its process ended with exit code -9", True)
+    moved = Replanned(3, "device c is lost", "01", "again", {DRAFT: "a", PRM: "b", TARGET: "b"})
+    calm, made = report(plan, events), report(plan, [*events, fault, fault, lost, moved])
+    assert calm.faults == calm.replanned == ()
+    assert made.faults == (
+        "c raised: ValueError: oh (2 times)",
+        "c died and is lost: its process ended with exit code -9",
+    )
+    assert made.replanned == ("device c is lost: plan again (01)",)
+    assert made.devices == calm.devices
+    json.dumps(made.to_mapping(), allow_nan=False)
+    rows = [str(cell) for column in report_table(plan, made).columns for cell in column.cells]
+    assert [r for r in rows if r in (*made.faults, *made.replanned)] == [*made.faults, *made.replanned]
+
+
+def test_devices_that_a_run_moved_to_are_in_the_report() -> None:
+    plan = quick_plan(workflow(), placement=dict.fromkeys(APART, "a"))
+    _, events = run_letters(plan)
+    moved = Replanned(3, "device a was removed", "01", "again", dict.fromkeys(APART, "b"))
+    assert [d.device for d in report(plan, [*events, moved]).devices] == ["a", "b"]
