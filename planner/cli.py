@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -330,10 +331,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for entry in entry_points(group="heteroreason.commands"):
         app.add_typer(entry.load(), name=entry.name)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    signal.signal(signal.SIGTERM, _terminated)
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         code = app(args=words, prog_name="heteroreason", standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)
+    except SystemExit as stop:
+        code = stop.code
     except UserError as error:
         _fail(str(error))
     except Exception as error:
@@ -343,6 +345,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
         command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
         _fail(f"{message}; see {command} --help")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    code = code if isinstance(code, int) else 0
+    if arguments is None and code > 128:
+        # A signal ended it, all is closed. Threads of a model may be at work, and the interpreter's own end could
+        # crash on them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _terminated(number: int, frame: object) -> None:

@@ -32,7 +32,17 @@ from planner.machine import Device, DeviceKind, Link, Machine, Transport
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
 from planner.schedule.instance import Slot
-from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.trace import (
+    Chunk,
+    ClockKind,
+    Decided,
+    Event,
+    Faulted,
+    ProblemEnded,
+    ProblemStarted,
+    Replanned,
+    RunStarted,
+)
 from planner.workflow import Arithmetic, Numerics, Role, RoleName, Workflow
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -421,3 +431,12 @@ def test_pictures_do_not_depend_on_the_seed_of_hashes() -> None:
         command = [sys.executable, "-c", code]
         texts.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert len(texts) == 1
+
+
+def test_faults_and_new_plans_do_not_disturb_a_picture():
+    fault = Faulted(3, "gpu0", "raised", "ValueError: oh", True, "p", "r")
+    moved = Replanned(5, "device gpu0 is lost", "01", "auto", {"draft": "gpu1"})
+    for format in FORMATS["trace"]:
+        if format != "json":
+            assert export([*trace(), fault, moved], format) == export(trace(), format)
+    assert "ValueError: oh" in export([*trace(), fault, moved], "json")

@@ -290,7 +290,7 @@ def command(*words: object) -> int:
 
 def test_the_command_goes_on_after_sigterm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums, folder = ROOT / "examples" / "sums.yaml", tmp_path / "out"
-    words = [sums, "-n", 4, "--plan", "serial", "--clock", "virtual", "--concurrency", 2, "--shown", 0]
+    words = [sums, "-n", 20, "--plan", "serial", "--clock", "virtual", "--concurrency", 2, "--shown", 0]
     process = subprocess.Popen(
         [sys.executable, "-m", "planner.cli", "run", *map(str, words), "--out", str(folder)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -314,7 +314,7 @@ def test_the_command_goes_on_after_sigterm(tmp_path: Path, capsys: pytest.Captur
     ]
     assert (folder / "trace.jsonl").exists() and (folder / "trace-2.jsonl").exists()
     assert command("run", "--resume", folder) == 0
-    assert "all 4 problems are over" in capsys.readouterr().out
+    assert "all 20 problems are over" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

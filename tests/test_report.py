@@ -14,7 +14,17 @@ from rich.console import Console
 
 from planner.report import report
 from planner.show import report_table
-from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
+from planner.trace import (
+    Chunk,
+    ClockKind,
+    Decided,
+    Event,
+    Faulted,
+    ProblemEnded,
+    ProblemStarted,
+    Replanned,
+    RunStarted,
+)
 from planner.workflow import Workflow
 
 PLAN = quick_plan(workflow(), "overlapped", placement=APART)
@@ -129,3 +139,29 @@ def test_simulated_cycles_are_told_for_the_devices_that_have_them() -> None:
     console.print(report_table(PLAN, report(PLAN, events)))
     shown = console.file.getvalue()
     assert "350, 642857 tokens/s at 225 MHz (assumption)" in shown and shown.count("simulated") == 1
+
+
+def test_faults_and_new_plans_are_told() -> None:
+    plan = quick_plan(workflow(), placement=APART)
+    _, events = run_letters(plan)
+    fault = Faulted(1, "c", "raised", "ValueError: oh", False)
+    lost = Faulted(2, "c", "died", "its process ended with exit code -9", True)
+    moved = Replanned(3, "device c is lost", "01", "again", {DRAFT: "a", PRM: "b", TARGET: "b"})
+    calm, made = report(plan, events), report(plan, [*events, fault, fault, lost, moved])
+    assert calm.faults == calm.replanned == ()
+    assert made.faults == (
+        "c raised: ValueError: oh (2 times)",
+        "c died and is lost: its process ended with exit code -9",
+    )
+    assert made.replanned == ("device c is lost: plan again (01)",)
+    assert made.devices == calm.devices
+    json.dumps(made.to_mapping(), allow_nan=False)
+    rows = [str(cell) for column in report_table(plan, made).columns for cell in column.cells]
+    assert [r for r in rows if r in (*made.faults, *made.replanned)] == [*made.faults, *made.replanned]
+
+
+def test_devices_that_a_run_moved_to_are_in_the_report() -> None:
+    plan = quick_plan(workflow(), placement=dict.fromkeys(APART, "a"))
+    _, events = run_letters(plan)
+    moved = Replanned(3, "device a was removed", "01", "again", dict.fromkeys(APART, "b"))
+    assert [d.device for d in report(plan, [*events, moved]).devices] == ["a", "b"]

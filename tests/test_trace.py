@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,17 @@ from hypothesis import given, settings
 from planner_cases import SEEDS, quick_plan, random_plan, run_letters, workflow, workflows
 
 from planner.errors import UserError
-from planner.trace import Chunk, ClockKind, Event, ProblemEnded, RunStarted, TraceFile, read_trace
+from planner.trace import (
+    Chunk,
+    ClockKind,
+    Event,
+    Faulted,
+    ProblemEnded,
+    Replanned,
+    RunStarted,
+    TraceFile,
+    read_trace,
+)
 from planner.workflow import Workflow
 
 HEAD = RunStarted("00", "serial", ClockKind.WALL)
@@ -36,6 +47,15 @@ def test_a_trace_round_trips(tmp_path_factory: pytest.TempPathFactory, flow: Wor
 
 def test_odd_text_and_missing_answers_round_trip(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path / "t", [HEAD, END])) == [HEAD, END]
+
+
+FAULT = Faulted(3, "gpu0", "raised", "ValueError: oh", False, "p", "r")
+REPLAN = Replanned(5, "device gpu0 is lost", "01", "auto", {"draft": "gpu1"})
+
+
+def test_faults_and_new_plans_round_trip(tmp_path: Path) -> None:
+    events = [HEAD, FAULT, REPLAN, replace(END, error="no room")]
+    assert read_trace(written(tmp_path / "t", events)) == events
 
 
 def test_each_event_is_flushed(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class Session:
 
     def _settled(self, request: Request) -> bool:
         """Whether the result is there. An alternative is what the target would have written at its place before."""
-        if request.name in self.recorded:
+        if self.recorded and request.name in self.recorded:
             self.known[request] = self.recorded[request.name]
         twin = _twin(request)
         if request not in self.known and twin in self.known:
