@@ -80,7 +80,7 @@ def lines(model: str, found: Cost) -> list[str]:
         f"{found.bandwidth / on.bandwidth:.1%} of the board's {on.bandwidth / 1e9:g} GB/s",
         f"memory: latency {memory.latency} cycles, {memory.beats / memory.cycles:g} beats a cycle and port (assumption)",
         f"weights in memory: {found.memory_bytes / 1e6:.1f} MB with padding",
-        f"multipliers: {core.lanes * core.engines} for the products, of {on.dsps} DSPs; docs/fpga.md has what synthesis says",
+        f"multipliers: {core.lanes * core.engines} for the products, of {on.dsps} DSPs; for synthesis see docs/fpga.md",
         "",
         "unit       cycles   share",
     ]
