@@ -78,7 +78,7 @@ def lines(model: str, found: Cost) -> list[str]:
         f"lanes busy with products: {found.products:.1%}",
         f"read from memory: {token.bytes / 1e6:.2f} MB a token, {found.bandwidth / 1e9:.2f} GB/s, "
         f"{found.bandwidth / on.bandwidth:.1%} of the board's {on.bandwidth / 1e9:g} GB/s",
-        f"memory: latency {memory.latency} cycles, {memory.beats / memory.cycles:g} beats a cycle and port (assumption)",
+        f"memory: latency {memory.latency} cycles, {memory.beats / memory.cycles:g} beats a cycle (assumption)",
         f"weights in memory: {found.memory_bytes / 1e6:.1f} MB with padding",
         f"multipliers: {core.lanes * core.engines} for the products, of {on.dsps} DSPs; for synthesis see docs/fpga.md",
         "",

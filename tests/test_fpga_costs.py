@@ -20,6 +20,8 @@ from fpga_backend.simulation.simulator import Memory
 from models_jax.integer.files import Shape
 from models_jax.integer.random_model import random_model
 from planner.errors import UserError
+from planner.machine import Machine
+from planner.workflow import Arithmetic
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the RTL simulation is built with g++")
 UNSEEN = (
@@ -120,3 +122,16 @@ def test_command_prints_the_report():
     done = CliRunner().invoke(app, ["report", "qwen2.5-0.5b", "--board", "u280", "--clock-mhz", "300"])
     assert done.exit_code == 0
     assert done.output.startswith("qwen2.5-0.5b on u280: 8 engines of 64 lanes, 300 MHz (assumption)")
+
+
+@pytest.mark.parametrize("name", ["kv260", "zcu104", "u280"])
+def test_machines_with_the_core_say_what_the_report_says(name):
+    device = Machine.load(f"{name}-core-l4").device("fpga0")
+    on = board(name)
+    assert device.bandwidth_bytes_per_s == pytest.approx(on.core.lanes * on.core.engines * on.clock_hz)
+    assert device.ops_per_s[Arithmetic.INT8] == pytest.approx(2 * device.bandwidth_bytes_per_s)
+    assert device.transport == "emulate"
+    shape = SHAPES["qwen2.5-0.5b"]
+    found = cost(shape, on, 200)
+    planned = 1e6 * found.token.bytes / (device.bandwidth_bytes_per_s * device.memory_efficiency)
+    assert planned + device.per_token_overhead_us == pytest.approx(found.us, rel=0.05)

@@ -21,7 +21,7 @@ MUTANTS = {
     "rounding of half downwards": ("scale", "rounded <= product_late + half;", "rounded <= product_late + half - 1;"),
     "interpolation without rounding": ("interpolate", "product + (22'sd1 <<< (BITS - 1))", "product"),
     "residual stream wraps": ("residual", "sum > 17'sd32767 ? 16'sd32767", "sum > 17'sd65535 ? 16'sd32767"),
-    "int8 down to -128": ("requantise", "? -$signed(limit) : whole", "? -$signed(limit) - 23'sd1 : whole"),
+    "int8 down to -128": ("requantise", "? least[22:0] : whole", "? least[22:0] - 23'sd1 : whole"),
     "a lane too few in a packed word": ("pack", "lane == LANE_BITS'(LANES - 1)", "lane == LANE_BITS'(LANES - 2)"),
     "attention without the last slot": ("draft_core", "'(position) + 1'b1)", "'(position))"),
     "values of the first block only": ("mean", "(first_late ? 32'sd0 : held)", "32'sd0"),

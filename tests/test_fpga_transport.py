@@ -1,6 +1,8 @@
 """The transport `rtl`: the backend contract, and the tokens of the emulator."""
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import backend_contract
 import numpy as np
@@ -9,14 +11,21 @@ import tiny_models
 
 from fpga_backend.backend import FpgaBackend
 from fpga_backend.driver import CoreError
-from models_jax.integer import quantise
+from models_jax.integer import files, quantise
+from models_jax.zoo import folder as zoo
+from planner.api import as_workflow, open_workers, plan
 from planner.errors import UserError
+from planner.problems import problem_set
+from planner.report import report
 from planner.runtime.backend import Work
-from planner.workflow import Arithmetic, Numerics, Role
+from planner.runtime.engine import Engine
+from planner.trace import ClockKind
+from planner.workflow import Arithmetic, Numerics, Role, Sampling
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the RTL simulation is built with g++")
 
 TEXT = "12 + 30 = 42\n4 2 = 6"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 INT8 = Numerics(Arithmetic.INT8, cache_tokens=96)
 
 
@@ -93,3 +102,24 @@ def test_closed_model_does_not_run(folder):
     made.close()
     with pytest.raises(RuntimeError, match="closed"):
         held.run(Work("draft", "a", 0, (1,)))
+
+
+@pytest.mark.skipif(
+    not (zoo() / "draft" / files.FILE_NAME).is_file(), reason="the models that ship are not trained yet"
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_the_shipped_workflow_takes_the_same_steps_as_emulated(temperature):
+    """Whole runs, with the draft on the RTL and on the emulator; simulated cycles end up in the trace."""
+    problems, found = problem_set("sums").generate(1, seed=8), {}
+    for machine in ("this-computer-rtl", "u280-2x3090"):
+        flow = replace(as_workflow(EXAMPLES / "sums.yaml"), sampling=Sampling(temperature, seed=5))
+        made = plan(flow, machine, "serial")
+        assert made.placement["draft"] == "fpga0"
+        events = []
+        with open_workers(made, ClockKind.VIRTUAL) as workers:
+            steps = [Engine(made, workers, problem_set("sums"), events.append).solve(p).steps for p in problems]
+        use = next(d for d in report(made, events).devices if d.device == "fpga0")
+        found[machine] = steps, use.cycles_per_token
+    (simulated_steps, cycles), (emulated_steps, none) = found.values()
+    assert simulated_steps == emulated_steps and none is None
+    assert 1000 < cycles < 20_000

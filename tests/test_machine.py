@@ -35,7 +35,8 @@ MACHINE = {"name": "m", "source": "data sheets", "devices": [GPU, FPGA], "links"
 
 
 def test_the_catalogue() -> None:
-    names = "1x3090 2x3090 3x3090 a100 h100 kv260-l4 this-computer u280-2x3090 v80-2x3090"
+    names = "1x3090 2x3090 3x3090 a100 h100 kv260-core-l4 kv260-l4 this-computer this-computer-rtl u280-2x3090 u280-core-l4 "
+    names += "v80-2x3090 zcu104-core-l4"
     assert catalogue() == names.split()
 
 
@@ -46,7 +47,8 @@ def test_each_machine_of_the_catalogue(name: str) -> None:
     assert machine.description
     assert Machine.from_mapping(machine.to_mapping(), "again") == machine
     assert Machine.from_mapping(machine.to_mapping(), "again").hash == machine.hash
-    assert all(d.transport == Transport.EMULATE for d in machine.devices if d.kind == DeviceKind.FPGA)
+    transport = Transport.RTL if name.endswith("-rtl") else Transport.EMULATE
+    assert all(d.transport == transport for d in machine.devices if d.kind == DeviceKind.FPGA)
     for arithmetic in (Arithmetic.INT8, Arithmetic.FLOAT32):
         assert machine.candidates(Numerics(arithmetic))
 

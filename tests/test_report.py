@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from io import StringIO
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from planner_cases import APART, DRAFT, PRM, SEEDS, TARGET, quick_plan, random_plan, run_letters, workflow, workflows
+from rich.console import Console
 
 from planner.report import report
+from planner.show import report_table
 from planner.trace import Chunk, ClockKind, Decided, Event, ProblemEnded, ProblemStarted, RunStarted
 from planner.workflow import Workflow
 
@@ -113,3 +117,14 @@ def test_totals_are_those_of_the_trace(flow: Workflow, seed: int) -> None:
     assert 0 <= found.waste <= 1
     if not any(plan.priorities.values()):
         assert found.waste == 0
+
+
+def test_simulated_cycles_are_told_for_the_devices_that_have_them() -> None:
+    events = [replace(e, cycles=700) if isinstance(e, Chunk) and e.device == "a" else e for e in TINY]
+    use = {d.device: d.cycles_per_token for d in report(PLAN, events).devices}
+    # Two chunks that read one token and write one.
+    assert use == {"a": 350.0, "b": None, "c": None}
+    console = Console(width=120, file=StringIO())
+    console.print(report_table(PLAN, report(PLAN, events)))
+    shown = console.file.getvalue()
+    assert "350, 642857 tokens/s at 225 MHz (assumption)" in shown and shown.count("simulated") == 1

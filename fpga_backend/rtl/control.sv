@@ -39,11 +39,11 @@ module control #(
   input  wire [COUNTERS*32-1:0] counters        // CYCLES to CYCLES_PRODUCT
 );
   localparam int SETTINGS = 19;
-  reg reading;
+  reg [1:0] reading;
   wire write = awvalid && wvalid && !bvalid;
   assign awready = write;
   assign wready = write;
-  assign arready = arvalid && !rvalid && !reading;
+  assign arready = arvalid && !rvalid && reading == 0;
   wire [5:0] place = awaddr[7:2];
 
   reg [31:0] held [0:SETTINGS-1];
@@ -58,16 +58,15 @@ module control #(
     end
   endgenerate
 
-  // A read takes two cycles: one to choose among settings and counters, one to choose between them.
+  // A read takes three cycles: the place, what is there among settings, counters and the rest, and one of these.
   reg [5:0] asked;
   reg [31:0] of_settings, of_counters, of_core;
   wire [5:0] read_place = araddr[7:2];
-  wire [5:0] setting_place = read_place - draft_pkg::REG_COMMANDS_LOW;
-  wire [5:0] counter_place = read_place - draft_pkg::REG_CYCLES;
+  reg [5:0] setting_place, counter_place;
   always_ff @(posedge clk) begin
     of_settings <= setting_place < 6'(SETTINGS) ? settings[32*setting_place +: 32] : '0;
     of_counters <= counter_place < 6'(COUNTERS) ? counters[32*counter_place +: 32] : '0;
-    case (read_place)
+    case (asked)
       draft_pkg::REG_STATUS: of_core <= status;
       draft_pkg::REG_ERROR: of_core <= error;
       draft_pkg::REG_ID: of_core <= draft_pkg::ID;
@@ -83,15 +82,18 @@ module control #(
       draft_pkg::REG_COMMAND: of_core <= command;
       default: of_core <= '0;
     endcase
-    asked <= read_place;
+    if (arready) begin
+      asked <= read_place;
+      setting_place <= read_place - draft_pkg::REG_COMMANDS_LOW; counter_place <= read_place - draft_pkg::REG_CYCLES;
+    end
     doorbell <= write && place == draft_pkg::REG_CONTROL && wdata[0] && wstrb[0];
     if (rst) begin
-      bvalid <= 1'b0; rvalid <= 1'b0; reading <= 1'b0; doorbell <= 1'b0;
+      bvalid <= 1'b0; rvalid <= 1'b0; reading <= '0; doorbell <= 1'b0;
     end else begin
       bvalid <= write || (bvalid && !bready);
-      reading <= arready;
-      rvalid <= reading || (rvalid && !rready);
-      if (reading) rdata <= asked >= draft_pkg::REG_CYCLES ? of_counters
+      reading <= {reading[0], arready};
+      rvalid <= reading[1] || (rvalid && !rready);
+      if (reading[1]) rdata <= asked >= draft_pkg::REG_CYCLES ? of_counters
         : asked >= draft_pkg::REG_NEW_LENGTH ? of_core : asked >= draft_pkg::REG_COMMANDS_LOW ? of_settings : of_core;
     end
   end

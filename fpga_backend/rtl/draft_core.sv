@@ -184,32 +184,43 @@ module draft_core #(
   wire [15:0] multiplier  = command[draft_pkg::MULTIPLIER_AT +: 16];
   wire [15:0] unit        = command[draft_pkg::UNIT_AT +: 16];
   wire [31:0] value       = command[draft_pkg::VALUE_AT +: 32];
-  wire is_load = opcode == draft_pkg::OP_LOAD;
-  wire is_embed = opcode == draft_pkg::OP_EMBED;
-  wire is_norm = opcode == draft_pkg::OP_NORM;
-  wire is_linear = opcode == draft_pkg::OP_LINEAR;
-  wire is_rotate = opcode == draft_pkg::OP_ROTATE;
-  wire is_scores = opcode == draft_pkg::OP_SCORES;
-  wire is_softmax = opcode == draft_pkg::OP_SOFTMAX;
-  wire is_values = opcode == draft_pkg::OP_VALUES;
-  wire is_product = opcode == draft_pkg::OP_PRODUCT;
-  wire to_vector = is_embed || (is_linear && (sink == draft_pkg::SINK_VECTOR || sink == draft_pkg::SINK_RESIDUAL));
-  wire to_gate = is_linear && sink == draft_pkg::SINK_GATED;
-  wire to_cache = (is_linear && sink == draft_pkg::SINK_VALUE) || (is_rotate && sink == draft_pkg::SINK_KEY);
-  wire to_choice = is_linear && sink == draft_pkg::SINK_LOGIT;
+  // Decoded a cycle after the command is there, well before `start`.
+  reg is_load, is_embed, is_norm, is_linear, is_rotate, is_scores, is_softmax, is_values, is_product;
+  reg to_vector, to_gate, to_cache, to_choice, to_inputs, adds;
+  always_ff @(posedge clk) begin
+    is_load <= opcode == draft_pkg::OP_LOAD;
+    is_embed <= opcode == draft_pkg::OP_EMBED;
+    is_norm <= opcode == draft_pkg::OP_NORM;
+    is_linear <= opcode == draft_pkg::OP_LINEAR;
+    is_rotate <= opcode == draft_pkg::OP_ROTATE;
+    is_scores <= opcode == draft_pkg::OP_SCORES;
+    is_softmax <= opcode == draft_pkg::OP_SOFTMAX;
+    is_values <= opcode == draft_pkg::OP_VALUES;
+    is_product <= opcode == draft_pkg::OP_PRODUCT;
+    adds <= opcode == draft_pkg::OP_LINEAR && sink == draft_pkg::SINK_RESIDUAL;
+    to_vector <= opcode == draft_pkg::OP_EMBED
+      || (opcode == draft_pkg::OP_LINEAR && (sink == draft_pkg::SINK_VECTOR || sink == draft_pkg::SINK_RESIDUAL));
+    to_gate <= opcode == draft_pkg::OP_LINEAR && sink == draft_pkg::SINK_GATED;
+    to_cache <= (opcode == draft_pkg::OP_LINEAR && sink == draft_pkg::SINK_VALUE)
+      || (opcode == draft_pkg::OP_ROTATE && sink == draft_pkg::SINK_KEY);
+    to_choice <= opcode == draft_pkg::OP_LINEAR && sink == draft_pkg::SINK_LOGIT;
+    to_inputs <= opcode == draft_pkg::OP_NORM || (opcode == draft_pkg::OP_ROTATE && sink != draft_pkg::SINK_KEY)
+      || opcode == draft_pkg::OP_VALUES || opcode == draft_pkg::OP_PRODUCT;
+  end
 
   // ---- LOAD ---------------------------------------------------------------------------------------------------
   reg [31:0] load_left;
   reg [PARAMETER_BITS-1:0] load_at;
-  reg load_done;
-  wire load_take = load_left != 0 && stream_valid[0];
+  reg load_done, loading;
+  wire load_take = loading && stream_valid[0];
   always_ff @(posedge clk) begin
     load_done <= load_take && load_left == 32'd1;
-    if (rst) load_left <= '0;
+    if (rst) loading <= 1'b0;
     else if (start && is_load) begin
-      load_left <= stream_beats; load_at <= destination[PARAMETER_BITS-1:0];
+      loading <= 1'b1; load_left <= stream_beats; load_at <= destination[PARAMETER_BITS-1:0];
     end else if (load_take) begin
       load_left <= load_left - 32'd1; load_at <= load_at + 1'b1;
+      if (load_left == 32'd1) loading <= 1'b0;
     end
   end
   wire [15:0] embed_parameter, norm_parameter, rotate_parameter, mean_parameter;
@@ -299,7 +310,7 @@ module draft_core #(
     .address_b(rotate_read_b), .data_a(vector_a), .data_b(vector_b));
   residual #(.VECTOR_BITS(VECTOR_BITS)) to_vectors (
     .clk, .rst, .start(start && to_vector), .first(destination[VECTOR_BITS-1:0]),
-    .add(is_linear && sink == draft_pkg::SINK_RESIDUAL), .valid(level_valid && to_vector), .last(level_last), .value(level[15:0]),
+    .add(adds), .valid(level_valid && to_vector), .last(level_last), .value(level[15:0]),
     .read_address(residual_read), .read_data(vector_a), .write(residual_write), .write_address(residual_address),
     .write_data(residual_data), .squares, .done(residual_done));
   gate #(.VECTOR_BITS(VECTOR_BITS)) gated (
@@ -360,7 +371,6 @@ module draft_core #(
   wire weights_write, weights_done, inputs_write, inputs_done;
   wire [INPUT_BITS-1:0] weights_address, inputs_address;
   wire [LANES*15-1:0] weights_data, inputs_data;
-  wire to_inputs = is_norm || (is_rotate && !to_cache) || is_values || is_product;
   wire signed [7:0] element = is_norm ? norm_out : is_rotate ? rotate_out : is_values ? mean_out : product_out;
   pack #(.LANES(LANES), .INPUT_BITS(INPUT_BITS)) pack_inputs (
     .clk, .rst, .start(start && to_inputs), .first(destination[INPUT_BITS-1:0]), .more(more),
@@ -393,7 +403,7 @@ module draft_core #(
   assign unit_done = load_done || residual_done || gate_done || choice_done || inputs_done || softmax_done || stored || scored;
   always_ff @(posedge clk) begin
     reads_pending <= |fetch_pending;
-    stream_empty <= engine_starved[0] || (load_left != 0 && !stream_valid[0]);
+    stream_empty <= engine_starved[0] || (loading && !stream_valid[0]);
     queue_room <= queue_level < 5'd13;
     fenced_held <= fenced;
     if (rst || doorbell) done_held <= 1'b0;

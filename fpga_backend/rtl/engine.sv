@@ -37,29 +37,32 @@ module engine #(
   // Walk through the stream.
   reg active, in_header, credit;
   reg [19:0] rows_left;
-  reg [9:0] beat;
+  reg [9:0] beat, row_last;
   reg [$clog2(GROUP)-1:0] place;
-  reg [15:0] held;
+  reg [15:0] held, hold_last;
+  reg holds;
   reg [INPUT_BITS-1:0] at;
   reg [LANES*8-1:0] header;
   wire take = valid && active && credit;
   wire is_row = take && !in_header;
-  wire last_beat = beat == row_beats - 10'd1;
+  reg last_beat, one_beat;          // `beat` is the last of its row; rows have one beat
   wire row_end = is_row && last_beat;
   assign pop = take;
   assign starved = active && credit && !valid;
 
   always_ff @(posedge clk) begin
+    row_last <= row_beats - 10'd1; one_beat <= row_beats == 10'd1; hold_last <= hold - 16'd1; holds <= hold != 0;
     if (take && in_header) header <= data;
     else if (row_end) header <= header >> 32;
     if (start) begin
-      rows_left <= rows; beat <= '0; place <= '0; held <= '0; at <= source; in_header <= headers;
+      rows_left <= rows; beat <= '0; last_beat <= one_beat; place <= '0; held <= '0; at <= source; in_header <= headers;
     end else if (take && in_header) in_header <= 1'b0;
     else if (is_row) begin
       beat <= last_beat ? '0 : beat + 10'd1;
-      if (hold != 0) begin
-        held <= held == hold - 16'd1 ? '0 : held + 16'd1;
-        if (held == hold - 16'd1) at <= at + 1'b1;
+      last_beat <= one_beat || (!last_beat && beat + 10'd1 == row_last);
+      if (holds) begin
+        held <= held == hold_last ? '0 : held + 16'd1;
+        if (held == hold_last) at <= at + 1'b1;
       end else at <= last_beat ? source : at + 1'b1;
       if (last_beat) begin
         rows_left <= rows_left - 20'd1;

@@ -8,7 +8,7 @@ module execute #(parameter int COUNTERS = 10) (
   output wire                   queue_pop,
   input  wire [255:0]           queue_command,
   output reg  [255:0]           command,       // the one in execution
-  output reg                    start,         // a pulse, two cycles after `command` is there
+  output reg                    start,         // a pulse, in the third cycle of `command`
   input  wire                   unit_done,     // a pulse: the last result is where it belongs
   input  wire                   merge_busy,    // rows of padding are still on their way
   output reg                    token_done,    // a pulse: END
@@ -17,7 +17,7 @@ module execute #(parameter int COUNTERS = 10) (
   output reg  [31:0]            executed,      // commands of this token
   output wire [COUNTERS*32-1:0] cycles         // by opcode; 0: between commands
 );
-  localparam logic [2:0] IDLE = 3'd0, DECODE = 3'd1, START = 3'd2, RUN = 3'd3, DRAIN = 3'd4;
+  localparam logic [2:0] IDLE = 3'd0, DECODE = 3'd1, SETTLE = 3'd2, START = 3'd3, RUN = 3'd4, DRAIN = 3'd5;
   reg [2:0] state;
   wire [3:0] opcode = command[draft_pkg::OPCODE_AT +: draft_pkg::OPCODE_BITS];
   wire [2:0] sink = command[draft_pkg::SINK_AT +: draft_pkg::SINK_BITS];
@@ -35,9 +35,10 @@ module execute #(parameter int COUNTERS = 10) (
       DECODE:
         if (opcode == draft_pkg::OP_END) begin
           token_done <= 1'b1; executed <= '0; state <= IDLE;
-        end else begin
-          start <= 1'b1; state <= START;
-        end
+        end else state <= SETTLE;
+      SETTLE: begin
+        start <= 1'b1; state <= START;
+      end
       START: state <= RUN;
       RUN: if (unit_done) state <= DRAIN;
       DRAIN: if (!merge_busy) begin

@@ -27,25 +27,29 @@ module fetch #(parameter int LANES = 64, parameter int DEPTH = 512, parameter in
 );
   localparam int BITS = $clog2(DEPTH);
   localparam int BURST_BITS = $clog2(BURST);
-  localparam logic [1:0] IDLE = 2'd0, SIZE = 2'd1, ROOM = 2'd2, SEND = 2'd3;
-  reg [1:0] state;
+  localparam logic [2:0] IDLE = 3'd0, SIZE = 3'd1, COMPARE = 3'd2, ROOM = 3'd3, SEND = 3'd4;
+  reg [2:0] state;
+  reg fits;                                // room only grows until a burst is granted
   reg [31:0] at, left;
   reg [BITS:0] room;                       // free places that no burst has reserved
+  reg popped;
   reg [BITS:0] awaited;
   reg [BURST_BITS:0] size;
   // A burst ends where its address is a multiple of BURST beats, so it never crosses 4096 bytes.
   wire [BURST_BITS:0] to_border = (BURST_BITS+1)'(BURST) - {1'b0, at[BURST_BITS-1:0]};
-  wire grant = state == ROOM && room >= (BITS+1)'(size);
+  wire grant = state == ROOM && fits;
   assign ready = state == IDLE;
   assign arrived = rvalid;
 
   always_ff @(posedge clk) begin
     failed <= rvalid && rresp[1];
+    fits <= room >= (BITS+1)'(size);
     pending <= awaited != 0 || state != IDLE;
     if (rst) begin
-      state <= IDLE; arvalid <= 1'b0; room <= (BITS+1)'(DEPTH); awaited <= '0; left <= '0;
+      state <= IDLE; arvalid <= 1'b0; room <= (BITS+1)'(DEPTH); awaited <= '0; left <= '0; popped <= 1'b0;
     end else begin
-      room <= room - (grant ? (BITS+1)'(size) : '0) + (BITS+1)'(pop);
+      popped <= pop;
+      room <= room - (grant ? (BITS+1)'(size) : '0) + (BITS+1)'(popped);
       awaited <= awaited + (grant ? (BITS+1)'(size) : '0) - (BITS+1)'(rvalid);
       case (state)
         IDLE: if (request) begin
@@ -54,9 +58,10 @@ module fetch #(parameter int LANES = 64, parameter int DEPTH = 512, parameter in
         end
         SIZE: begin
           size <= left < 32'(to_border) ? left[BURST_BITS:0] : to_border;
-          state <= ROOM;
+          state <= COMPARE;
         end
-        ROOM: if (grant) begin
+        COMPARE: state <= ROOM;
+        ROOM: if (fits) begin
           arvalid <= 1'b1; araddr <= at; arlen <= 8'(size - 1'b1);
           at <= at + 32'(size); left <= left - 32'(size);
           state <= SEND;
@@ -65,6 +70,7 @@ module fetch #(parameter int LANES = 64, parameter int DEPTH = 512, parameter in
           arvalid <= 1'b0;
           state <= left == 0 ? IDLE : SIZE;
         end
+        default: state <= IDLE;
       endcase
     end
   end

@@ -21,7 +21,9 @@ module mean (
   reg [7:0] channel;
   reg [11:0] blocks_left;
   reg first_block;
-  wire channel_last = 9'(channel) == channels - 9'd1;
+  reg [7:0] last_channel;
+  always_ff @(posedge clk) last_channel <= 8'(channels - 9'd1);
+  wire channel_last = channel == last_channel;
   wire last_block = blocks_left == 12'd1;
   always_ff @(posedge clk)
     if (start) begin

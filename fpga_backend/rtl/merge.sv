@@ -20,23 +20,26 @@ module merge #(parameter int ENGINES = 1) (
   localparam int BITS = ENGINES > 1 ? $clog2(ENGINES) : 1;
   reg [BITS-1:0] turn;
   reg [19:0] rows_left, rounds;
-  wire take = rounds != 0 && ready && result_valid[turn];
+  reg taking, some_left;
+  wire take = taking && ready && result_valid[turn];
   wire last_turn = turn == BITS'(ENGINES - 1);
-  assign busy = rounds != 0;
+  assign busy = taking;
   assign result_pop = take ? ENGINES'(1) << turn : '0;
   always_ff @(posedge clk) begin
     sum <= result_sum[turn*32 +: 32];
     {shift, multiplier} <= result_requantiser[turn*20 +: 20];
-    valid <= take && rows_left != 0 && !rst;
-    last <= rows_left == 20'd1;
+    valid <= take && some_left && !rst;
+    last <= rows_left == 20'd1;  // counts on below 0 in rows of padding, which are not valid
     if (rst) begin
-      rounds <= '0; turn <= '0;
+      taking <= 1'b0; turn <= '0;
     end else if (start) begin
-      rounds <= engine_rows; rows_left <= rows; turn <= '0;
+      rounds <= engine_rows; rows_left <= rows; turn <= '0; taking <= 1'b1; some_left <= 1'b1;
     end else if (take) begin
       turn <= last_turn ? '0 : turn + 1'b1;
       if (last_turn) rounds <= rounds - 20'd1;
-      if (rows_left != 0) rows_left <= rows_left - 20'd1;
+      if (last_turn && rounds == 20'd1) taking <= 1'b0;
+      rows_left <= rows_left - 20'd1;
+      if (rows_left == 20'd1) some_left <= 1'b0;
     end
   end
 endmodule

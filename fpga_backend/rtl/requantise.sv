@@ -23,7 +23,7 @@ module requantise (
   assign out_valid = valids[LATENCY-1];
   assign out_last = lasts[LATENCY-1];
 
-  reg signed [31:0] coarse, scaled, upper, upper_late, product, rounded, part, whole, half, half_late, half_last;
+  reg signed [31:0] coarse, scaled, upper, upper_late, product, rounded, part, whole, half, half_late, half_last, most, least;
   reg [30:0] lower, lower_late;
   reg [14:0] multiplier_1, multiplier_2;
   reg [4:0] shift_1, shift_2, shift_3, shift_4, shift_5, shift_6;
@@ -48,6 +48,7 @@ module requantise (
     part <= rounded >>> {shift_6[4:3], 3'd0}; shift_7 <= shift_6[2:0];
     whole <= part >>> shift_7;
     // 9: saturate
-    out <= whole > $signed({9'd0, limit}) ? $signed(limit) : whole < -$signed({9'd0, limit}) ? -$signed(limit) : whole[22:0];
+    most <= $signed({9'd0, limit}); least <= -$signed({9'd0, limit});
+    out <= whole > most ? most[22:0] : whole < least ? least[22:0] : whole[22:0];
   end
 endmodule

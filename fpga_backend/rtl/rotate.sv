@@ -27,7 +27,9 @@ module rotate #(parameter int VECTOR_BITS = 12) (
   reg [8:0] pair;
   reg [VECTOR_BITS-1:0] begin_of_head;
   wire [8:0] half = head[9:1];
-  wire half_end = pair == half - 9'd1;
+  reg [8:0] half_last;
+  always_ff @(posedge clk) half_last <= half - 9'd1;
+  wire half_end = pair == half_last;
   wire go = running && ready;
   wire [VECTOR_BITS-1:0] next_head = begin_of_head + VECTOR_BITS'(head);
   always_ff @(posedge clk) begin

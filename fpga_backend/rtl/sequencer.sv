@@ -137,8 +137,9 @@ module sequencer #(
   wire [15:0] next_position = position + 16'd1;
   wire [31:0] slots = 32'(position) >> $clog2(ENGINES);
 
-  assign stream_pop = stream_valid && (state == draft_pkg::STATE_LIST || (state == draft_pkg::STATE_TOKEN && step == 0)
-    || (state == draft_pkg::STATE_STOP && step == 0));
+  // A cycle late at both ends: what was asked for comes later than that, and nothing else comes.
+  reg listening;
+  assign stream_pop = stream_valid && listening;
   wire issuing = state == draft_pkg::STATE_ISSUE && step == 3'd6;
   assign fenced = issuing && is_scores && !fence_open;
   wire issue = issuing && queue_room && (!has_stream || &fetch_ready) && (!is_scores || fence_open) && request == 0;
@@ -149,6 +150,8 @@ module sequencer #(
 
   always_ff @(posedge clk) begin
     list_write <= 1'b0; queue_push <= 1'b0; write_push <= 1'b0; request <= '0; done <= 1'b0;
+    listening <= state == draft_pkg::STATE_LIST || (state == draft_pkg::STATE_TOKEN && step == 0)
+      || (state == draft_pkg::STATE_STOP && step == 0);
     fence_open <= stores_pending == 0 && !writes_pending && !store_done;
     product_low <= factor[11:0] * pitch;
     product_high <= factor[19:12] * pitch;
@@ -174,7 +177,7 @@ module sequencer #(
           state <= draft_pkg::STATE_LIST;
         end
         draft_pkg::STATE_LIST: begin
-          if (stream_valid) begin
+          if (stream_pop) begin
             list_data <= assembled;
             list_part <= list_part == 8'(PARTS - 1) ? '0 : list_part + 8'd1;
             if (list_part == 8'(PARTS - 1)) begin
@@ -196,7 +199,7 @@ module sequencer #(
         draft_pkg::STATE_TOKEN:
           if (step == 0) begin
             word <= stream_data[{position[WORD_BITS-1:0], 5'd0} +: 32];
-            if (stream_valid) step <= 3'd1;
+            if (stream_pop) step <= 3'd1;
           end else begin
             token <= word[19:0]; step <= '0; state <= draft_pkg::STATE_ISSUE_READ;
           end
@@ -270,7 +273,7 @@ module sequencer #(
         draft_pkg::STATE_STOP:
           if (step == 0) begin
             word <= stream_data[{token[LANE_BITS+2:5], 5'd0} +: 32];
-            if (stream_valid) step <= 3'd1;
+            if (stream_pop) step <= 3'd1;
           end else begin
             stopped <= word[token[4:0]]; step <= '0; state <= draft_pkg::STATE_NEXT;
           end

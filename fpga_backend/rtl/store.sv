@@ -35,7 +35,9 @@ module store #(parameter int LANES = 64, parameter int ENGINES = 1, localparam i
   reg [9:0] channel;
   reg [LANE_BITS-1:0] lane;
   reg [TURN_BITS-1:0] turn;
-  wire head_end = channel == head - 10'd1;
+  reg [9:0] head_last;
+  always_ff @(posedge clk) head_last <= head - 10'd1;
+  wire head_end = channel == head_last;
   wire row_end = is_key ? lane == LANE_BITS'(LANES - 1) : turn == TURN_BITS'(ENGINES - 1);
   always_ff @(posedge clk)
     if (setup[3]) head_at <= base + offset;

@@ -21,15 +21,27 @@ module writer #(parameter int LANES = 64, parameter int DEPTH = 64, localparam i
   input  wire [1:0]           bresp
 );
   localparam int BITS = $clog2(DEPTH);
-  localparam int WIDTH = 32 + LANE_BITS + 8;
+  localparam int WIDTH = 1 + 32 + LANE_BITS + 8;
   wire valid;
   wire [31:0] address;
   wire [LANE_BITS-1:0] lane;
   wire [7:0] value;
   wire [BITS:0] level;
   wire pop;
+  // Whether a byte belongs to the beat of the byte before it is found out on the way in, where there is time.
+  reg pushed;
+  wire same;
+  reg [31:0] pushed_address, address_before;
+  reg [LANE_BITS-1:0] pushed_lane;
+  reg [7:0] pushed_byte;
+  always_ff @(posedge clk) begin
+    pushed <= push && !rst;
+    pushed_address <= push_address; pushed_lane <= push_lane; pushed_byte <= push_byte;
+    if (pushed) address_before <= pushed_address;
+  end
   fifo #(.WIDTH(WIDTH), .DEPTH(DEPTH)) queue (
-    .clk, .rst, .push, .push_data({push_address, push_lane, push_byte}), .valid, .pop, .data({address, lane, value}), .level);
+    .clk, .rst, .push(pushed), .push_data({pushed_address == address_before, pushed_address, pushed_lane, pushed_byte}), .valid,
+    .pop, .data({same, address, lane, value}), .level);
 
   // The beat that is being collected.
   reg open;
@@ -39,13 +51,13 @@ module writer #(parameter int LANES = 64, parameter int DEPTH = 64, localparam i
   reg [2:0] quiet;                 // cycles without a byte: the beat goes out
   reg [7:0] unanswered;
   wire free = !awvalid && !wvalid && !unanswered[7];
-  wire joins = open && at == address;
+  wire joins = open && same;
   wire close = open && free && (valid ? !joins : quiet[2]);
   assign pop = valid && (!open || joins || close);
 
   always_ff @(posedge clk) begin
     room <= level < (BITS+1)'(DEPTH / 2);
-    pending <= push || level != 0 || open || awvalid || wvalid || unanswered != 0;
+    pending <= push || pushed || level != 0 || open || awvalid || wvalid || unanswered != 0;
     failed <= bvalid && bresp[1];
     if (pop) begin
       at <= address;
