@@ -337,14 +337,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as stop:
         code = stop.code
     except UserError as error:
-        _fail(str(error))
+        code = _fail(str(error))
     except Exception as error:
         if not isinstance(error, UsageError):
             raise
         message = " ".join(str(error.format_message()).split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
         known = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
         command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
-        _fail(f"{message}; see {command} --help")
+        code = _fail(f"{message}; see {command} --help")
     finally:
         signal.signal(signal.SIGTERM, before)
     code = code if isinstance(code, int) else 0

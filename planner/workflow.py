@@ -78,9 +78,9 @@ class Numerics:
     arithmetic: Arithmetic = Arithmetic.FLOAT32
     row_block: int = 8
     cache_tokens: int = 256
+    weights: WeightKind = WeightKind.SAME
     tensor_parallel: int = 1
     """Equal devices that each product is split over: a sum of parts rounds differently than a whole."""
-    weights: WeightKind = WeightKind.SAME
     processor: str | None = None
     """Kind of processor for a float arithmetic, as the machine file calls it; None: the only one that it has."""
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from models_jax.config import RewardHead  # noqa: E402
 from models_jax.generate import Sampler, advance, rewards, weights_of  # noqa: E402
 from models_jax.loading import load_checkpoint  # noqa: E402
+from models_jax.stops import Stops
 from models_jax.transformer import Cache  # noqa: E402
 
 CASES = [
@@ -72,7 +73,7 @@ def write_greedily(config, model, prompt: list[int], count: int) -> list[int]:
     weights = weights_of(model)
     held = np.zeros(SLOTS, np.int32)
     held[: len(prompt)] = prompt
-    none = Sampler(np.zeros(2, np.uint32), np.float32(0), np.zeros(config.vocab_size, bool))
+    none = Sampler(np.zeros(2, np.uint32), np.float32(0), Stops.none(config.vocab_size))
 
     def run(cache, held, computed, length, limit):
         numbers = (np.int32(n) for n in (computed, length, limit))

@@ -73,5 +73,5 @@ def test_pairs_are_of_all_machines_and_shipped_workflows() -> None:
         for path in sorted([*EXAMPLES.glob("*.yaml"), *(EXAMPLES / "published").glob("config*.yaml")]):
             yield str(path.relative_to(EXAMPLES).with_suffix(""))
 
-    # The same sums, sampled: outcomes are drawn from the same statistics.
-    assert set(shipped()) - {"sums-sampled"} == set(WORKFLOWS)
+    # The same sums, sampled: outcomes are drawn from the same statistics. Models that nobody ships have no sizes here.
+    assert set(shipped()) - {"sums-sampled", "qwen-math"} == set(WORKFLOWS)

@@ -48,7 +48,7 @@ def test_a_device_of_two_takes_roles_for_one_or_two():
         assert two.provides("cpu0", Numerics(tensor_parallel=count))
     assert not two.provides("cpu0", Numerics(tensor_parallel=3))
     assert not two.provides("cpu1", Numerics(tensor_parallel=2))
-    assert [d.name for d in two.candidates(Numerics(tensor_parallel=2))] == ["cpu0"]
+    assert [d.name for d in two.candidates(Numerics(tensor_parallel=2))] == ["cpu0", "cpu0+cpu1"]
     assert Machine.from_mapping(two.to_mapping(), "again") == two
 
 

@@ -192,7 +192,7 @@ class VirtualWorkers:
 
     def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
-        return self._backends[device].encode_prompt(name, text)
+        return _told(device, self._backends[device].encode_prompt, name, text)
 
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
         """See `Workers`."""
