@@ -10,7 +10,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -363,7 +363,7 @@ def _terminated(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     err.print(f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 
