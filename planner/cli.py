@@ -117,7 +117,7 @@ def run(
         job = cli_run.resume(going_on, fsync)
     else:
         if what is None:
-            raise UserError("there is no WHAT to run", mend="name a workflow or a plan, or a folder with --resume")
+            raise UserError("what to run is not named", mend="name a workflow or a plan, or a folder with --resume")
         made = Plan.load(what) if what.suffix == ".json" else api.as_workflow(what)
         workflow = made.workflow if isinstance(made, Plan) else made
         problems = _problems(workflow, questions or [], file, count, seed or 0)
