@@ -10,7 +10,7 @@ from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
@@ -131,7 +131,7 @@ def run(
         job = cli_run.resume(going_on, fsync)
     else:
         if what is None:
-            raise UserError("there is no WHAT to run", mend="name a workflow or a plan, or a folder with --resume")
+            raise UserError("what to run is not named", mend="name a workflow or a plan, or a folder with --resume")
         made = Plan.load(what) if what.suffix == ".json" else api.as_workflow(what)
         workflow = made.workflow if isinstance(made, Plan) else made
         problems = _problems(workflow, questions or [], file, count, seed or 0)
@@ -362,7 +362,7 @@ def _terminated(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     err.print(f"error: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(2)
 

@@ -320,7 +320,7 @@ def test_the_command_goes_on_after_sigterm(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["run"], "there is no WHAT to run; name a workflow or a plan, or a folder with --resume"),
+        (["run"], "what to run is not named; name a workflow or a plan, or a folder with --resume"),
         (["run", "--resume", "{tmp}"], "journal.jsonl: no such file"),
         (["run", "{sums}", "--resume", "{tmp}"], "WHAT is given together with --resume"),
         (["run", "--resume", "{tmp}", "--out", "{tmp}"], "--out is given together with --resume"),
