@@ -35,8 +35,8 @@ MACHINE = {"name": "m", "source": "data sheets", "devices": [GPU, FPGA], "links"
 
 
 def test_the_catalogue() -> None:
-    names = "1x3090 2x3090 3x3090 a100 h100 kv260-core-l4 kv260-l4 this-computer this-computer-rtl u280-2x3090 u280-core-l4 "
-    names += "v80-2x3090 zcu104-core-l4"
+    names = "1x3090 2x3090 3x3090 a100 h100 kv260-core-l4 kv260-l4 this-computer this-computer-rtl u280-2x3090"
+    names += " u280-core-l4 v80-2x3090 zcu104-core-l4"
     assert catalogue() == names.split()
 
 
