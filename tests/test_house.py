@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 import tomllib
@@ -89,20 +90,31 @@ def test_make_targets_that_pages_name_exist() -> None:
         assert {a or b for a, b in named} <= targets, page
 
 
+def added_commands() -> dict[str, object]:
+    """Groups of commands that our packages add, by name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = {}
+    for name, place in project["entry-points"]["heteroreason.commands"].items():
+        module, _, attribute = place.partition(":")
+        found[name] = typer.main.get_group(getattr(importlib.import_module(module), attribute))
+    return found
+
+
 # --- command line -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_that_a_page_names_exist(page: Path) -> None:
-    group = typer.main.get_command(app)
-    commands = group.commands  # type: ignore[attr-defined]
+    commands = {**typer.main.get_command(app).commands, **added_commands()}  # type: ignore[attr-defined]
     inline = re.findall(r"`heteroreason ([a-z-]+)[^`]*`", prose(page))
     assert set(inline) <= commands.keys()
     for words in invocations(page):
         assert words[1] in commands, words
-        known = {
-            name for parameter in commands[words[1]].params for name in (*parameter.opts, *parameter.secondary_opts)
-        }
+        command = commands[words[1]]
+        if words[1] in added_commands():
+            assert words[2] in command.commands, words  # type: ignore[attr-defined]
+            command = command.commands[words[2]]  # type: ignore[attr-defined]
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         used = {word.partition("=")[0] for word in words[2:] if word.startswith("-") and not word[1:].isdigit()}
         assert used - {"--help", "->"} <= known, words
 

@@ -35,8 +35,8 @@ MACHINE = {"name": "m", "source": "data sheets", "devices": [GPU, FPGA], "links"
 
 
 def test_the_catalogue() -> None:
-    names = "1x3090 2x3090 3x3090 a100 h100 kv260-core-l4 kv260-l4 this-computer this-computer-rtl "
-    names += "u280-2x3090 u280-core-l4 v80-2x3090 zcu104-core-l4"
+    names = "1x3090 2x3090 3x3090 a100 h100 kv260-core-l4 kv260-l4 this-computer this-computer-rtl u280-2x3090"
+    names += " u280-core-l4 v80-2x3090 zcu104-core-l4"
     assert catalogue() == names.split()
 
 
@@ -154,7 +154,7 @@ ABOVE_ZERO = "use a number above 0"
         (top("links", []), "links has no way from gpu0 to fpga0; add a link between them, or one from each to host"),
         (top("links", [LINK | {"b": "host"}]), "links has no way from gpu0 to fpga0"),
         (top("links", [LINK, LINK | {"a": "fpga0", "b": "gpu0"}]), 'links[1] is "fpga0 to gpu0"; keep one link for ea'),
-        (gpu("name", "host"), 'devices[0].name is "host"; use one line of 1 to 80 characters without +, and not host'),
+        (gpu("name", "host"), 'devices[0].name is "host"; use one line of 1 to 80 characters, and not host'),
         (gpu("name", " gpu0"), 'devices[0].name is " gpu0"; use one line'),
         (gpu("kind", "tpu"), 'devices[0].kind is "tpu"; use one of cpu, gpu, fpga'),
         (gpu("backend", ""), 'devices[0].backend is ""; name a backend, such as jax or fpga'),
