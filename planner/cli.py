@@ -328,8 +328,10 @@ app.command()(cli_costs.profile)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command."""
+    there = {group.name for group in app.registered_groups}
     for entry in entry_points(group="heteroreason.commands"):
-        app.add_typer(entry.load(), name=entry.name)
+        if entry.name not in there:
+            app.add_typer(entry.load(), name=entry.name)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -337,14 +339,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as stop:
         code = stop.code
     except UserError as error:
-        code = _fail(str(error))
+        _fail(str(error))
     except Exception as error:
         if not isinstance(error, UsageError):
             raise
         message = " ".join(str(error.format_message()).split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
         known = {c.name or getattr(c.callback, "__name__", "") for c in app.registered_commands}
         command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
-        code = _fail(f"{message}; see {command} --help")
+        _fail(f"{message}; see {command} --help")
     finally:
         signal.signal(signal.SIGTERM, before)
     code = code if isinstance(code, int) else 0

@@ -149,18 +149,18 @@ def test_a_bad_range_is_refused(small, start, known, limit):
 )
 def test_a_bad_list_is_refused_and_the_core_goes_on(small, commands, error):
     buffer = small.driver._buffers["COMMANDS"]
-    kept, count = buffer.data.copy(), small.device.read(OFFSETS["COMMANDS_COUNT"])
+    kept, fixed = buffer.data.copy(), dict(small.driver._fixed)
     raw = [c if isinstance(c, Command) else Command(Opcode.END) for c in commands][:4]
     buffer.data[: 32 * len(raw)] = image(raw, NARROW)
     if commands == [12]:
         buffer.data[0] = 12
     buffer.to_device()
-    small.device.write(OFFSETS["COMMANDS_COUNT"], len(commands))
+    small.driver._fixed["COMMANDS_COUNT"] = len(commands)
     with pytest.raises(CoreError, match=error):
         small.driver.run(small.sequence, np.arange(3, dtype=np.int32), 0, 5)
     buffer.data[:] = kept
     buffer.to_device()
-    small.device.write(OFFSETS["COMMANDS_COUNT"], count)
+    small.driver._fixed = fixed
     small.run([1, 2, 3], 0, 8)
 
 

@@ -121,9 +121,11 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
 
 def test_reference_names_every_command_and_option() -> None:
     text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    commands = {**typer.main.get_command(app).commands, **added_commands()}  # type: ignore[attr-defined]
+    for name, command in commands.items():
         assert f"\n## {name}\n" in text, name
-        for parameter in command.params:
+        inside = getattr(command, "commands", {"": command}).values()
+        for parameter in (p for c in inside for p in c.params):
             long = [option for option in parameter.opts if option.startswith("--")]
             assert all(f"`{option}`" in text for option in long if option != "--help"), (name, long)
 

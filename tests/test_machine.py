@@ -154,7 +154,7 @@ ABOVE_ZERO = "use a number above 0"
         (top("links", []), "links has no way from gpu0 to fpga0; add a link between them, or one from each to host"),
         (top("links", [LINK | {"b": "host"}]), "links has no way from gpu0 to fpga0"),
         (top("links", [LINK, LINK | {"a": "fpga0", "b": "gpu0"}]), 'links[1] is "fpga0 to gpu0"; keep one link for ea'),
-        (gpu("name", "host"), 'devices[0].name is "host"; use one line of 1 to 80 characters, and not host'),
+        (gpu("name", "host"), 'devices[0].name is "host"; use one line of 1 to 80 characters without +, and not host'),
         (gpu("name", " gpu0"), 'devices[0].name is " gpu0"; use one line'),
         (gpu("kind", "tpu"), 'devices[0].kind is "tpu"; use one of cpu, gpu, fpga'),
         (gpu("backend", ""), 'devices[0].backend is ""; name a backend, such as jax or fpga'),

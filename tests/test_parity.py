@@ -18,7 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from models_jax.config import RewardHead  # noqa: E402
 from models_jax.generate import Sampler, advance, rewards, weights_of  # noqa: E402
 from models_jax.loading import load_checkpoint  # noqa: E402
-from models_jax.stops import Stops
+from models_jax.stops import Stops  # noqa: E402
 from models_jax.transformer import Cache  # noqa: E402
 
 CASES = [
