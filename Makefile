@@ -34,8 +34,8 @@ PYNQ4 := .venv-pynq4
 PYNQ4_PYTHON := $(PYNQ4)/bin/python
 
 .PHONY: test-pynq4
-test-pynq4: ## Run the tests of the board's driver with pynq 4, where pynq installs
-	@if $(MAKE) -s $(VENV)/.installed-test && $(BIN)/python -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pynq'))"; \
+test-pynq4: $(VENV)/.installed-test ## Run the tests of the board's driver with pynq 4, where pynq installs
+	@if $(BIN)/python -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('pynq'))"; \
 	then $(MAKE) -s pynq4; else echo "skipped: pynq is not installed beside this Python"; fi
 
 .PHONY: pynq4

@@ -34,21 +34,21 @@ STORES = (Sink.VALUE, Sink.KEY)
 Constants = Mapping[str, float]
 
 FITTED: Constants = {
-    "LOAD": 5.0,
-    "EMBED": 27.0,
-    "NORM": 36.5,
-    "LINEAR": 39.0,
-    "LOGIT": 73.0,
-    "ROTATE": 14.0,
-    "SCORES": 19.5,
-    "SOFTMAX": 34.5,
-    "VALUES": 39.0,
-    "PRODUCT": 13.0,
-    "GAP": 1.0,
-    "START": 3.0,
-    "ANSWER": 8.0,
-    "FENCE": 8.0,
-    "TOKEN": 25.0,
+    "LOAD": 5.7,
+    "EMBED": 28.4,
+    "NORM": 37.3,
+    "LINEAR": 41.1,
+    "LOGIT": 68.9,
+    "ROTATE": 15.3,
+    "SCORES": 23.0,
+    "SOFTMAX": 35.7,
+    "VALUES": 40.1,
+    "PRODUCT": 14.4,
+    "GAP": 0.8,
+    "START": 1.6,
+    "ANSWER": 1.7,
+    "FENCE": 18.6,
+    "TOKEN": 21.8,
 }
 """Cycles. By opcode: what a command takes above its size; LOGIT: LINEAR into the choice. GAP: from command to command.
 START: from the issue of a command to its start. And above the latency of memory: ANSWER, from a request to its data;
