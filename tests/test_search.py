@@ -80,6 +80,8 @@ def interrupted(script: str, marker: str = "begin") -> tuple[int, str]:
         [sys.executable, "-u", "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "COLUMNS": "200"},
+        # Tests that a shell has put in the background inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     while marker not in (line := process.stdout.readline()):
