@@ -16,7 +16,7 @@ from planner_cases import DRAFT, MIXED, MODELS, PRM, SEEDS, TARGET, THREE, Linea
 
 from planner.choose import CHOICE_SEED, Options, auto, solved
 from planner.errors import UserError
-from planner.graph import Op, from_text
+from planner.graph import Op, from_text, to_text
 from planner.lower import lower
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan, Solver, priorities_of, priority_key
@@ -171,7 +171,7 @@ def test_priorities_are_the_order_of_first_starts() -> None:
     graph = run_passes(lower(flow, 2), [DraftAhead(1), PrefetchRefine()])
     instance = build(graph, flow, THREE, LinearCosts())
     schedule = list_schedule(instance, {DRAFT: "a", PRM: "a", TARGET: "b"})
-    order = priorities_of(schedule, PLAN.graph)
+    order = priorities_of(schedule, to_text(graph))
     assert set(order) == {"a", "b"}
     for device, kinds in order.items():
         starts = [
