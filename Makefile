@@ -26,7 +26,7 @@ demo: $(VENV)/.installed-test ## Solve real problems by a compiled plan, and com
 
 .PHONY: test
 test: $(VENV)/.installed-test ## Run the tests, the long suites left out
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 # pynq 4.0.0 asks for numpy 1, which jax and ortools exclude, and needs nothing of it but what board.py repairs. So it
 # gets an environment of its own, installed without its dependencies over the packages of the main one.

@@ -20,7 +20,7 @@ from planner.simulate import simulate
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WORKFLOWS = ("sums", "countdown", "countdown-specreason", "published/config1", "published/config2")
-SEED, PROBLEMS = 1001, 150
+SEED, PROBLEMS = 1001, 80
 WORST, CLEAR, SHARE = 1.01, 0.98, 0.3
 
 
