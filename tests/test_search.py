@@ -74,14 +74,16 @@ def test_progress_gets_better_and_bounds_stay_below() -> None:
     assert all(bound <= value * (1 + 1e-9) for _, value, bound in seen)
 
 
+HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""What a shell puts in the background inherits that Ctrl-C is ignored, and so would the tests' processes."""
+
+
 def interrupted(script: str, marker: str = "begin") -> tuple[int, str]:
     """Run Python in a process of its own, interrupt it a moment after its first line; (exit code, output)."""
     process = subprocess.Popen(
-        [sys.executable, "-u", "-c", textwrap.dedent(script)],
+        [sys.executable, "-u", "-c", HEARS_CTRL_C + textwrap.dedent(script)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "COLUMNS": "200"},
-        # Tests that a shell has put in the background inherit that Ctrl-C is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None
     while marker not in (line := process.stdout.readline()):
