@@ -15,6 +15,7 @@ help: ## Show this list
 
 .PHONY: demo
 demo: $(VENV)/.installed-test ## Solve real problems by a compiled plan, and compare it with fixed ones
+	@rm -rf $(OUT)/demo $(OUT)/demo-sums
 	@echo "== countdown: combine the numbers with + - * to reach the target"
 	$(BIN)/heteroreason run examples/countdown.yaml -n 6 --shown 6 --out $(OUT)/demo
 	@echo "== sums: add and subtract, one operation a step"

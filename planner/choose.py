@@ -61,7 +61,7 @@ class Options:
     """Wall-clock limit of the solver. A plan that it cuts off need not come out the same again."""
     work: float = 0.1
     """Limit of the solver's work, in CP-SAT's deterministic seconds (`planner.schedule.search.Limit`)."""
-    samples: int = 40
+    samples: int = 20
     """Problems that a plan is simulated on to be chosen."""
     wish: Wish = field(default_factory=Wish)
     demand: Demand = field(default_factory=Demand)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from importlib import resources
 from itertools import combinations
 from math import inf
@@ -188,6 +189,7 @@ class Machine:
         return groups.values()
 
 
+@cache
 def members(place: str) -> tuple[str, ...]:
     """The devices of a place: those of a set such as `gpu0+gpu1`, or the one device itself."""
     return tuple(place.split(SET))
