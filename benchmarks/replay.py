@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from planner import api
+from planner.choose import Options
 from planner.fit import fit_steps
-from planner.presets import PRESETS
 from planner.replay import replay
 from planner.step_trace import read_step_trace, warmed
 from planner.workflow import RoleName, Workflow
@@ -31,11 +31,11 @@ def main() -> None:
         print("HETEROREASON_TRACES names no folder of traces: nothing to replay")
         return
     flow = Workflow.load(CONFIG)
-    columns = ("trace", "problems", "serial s", *(f"serial / {k}" for k in (*PRESETS, "auto", "perfect foresight")))
+    columns = ("trace", "problems", "serial s", *(f"serial / {k}" for k in ("overlapped", "auto", "perfect foresight")))
     table = Table(*columns, title="three RTX 3090, configuration 1", title_justify="left")
     for path in sorted(Path(folder).glob("*.csv")):
         rows = warmed(read_step_trace(path))
-        total = dict.fromkeys(("serial s", *PRESETS, "auto", "foresight"), 0.0)
+        total = dict.fromkeys(("serial s", "overlapped", "auto", "foresight"), 0.0)
         problems = 0
         for parity in (0, 1):
             known = [r for r in rows if int(r.problem) % 2 == parity]
@@ -43,8 +43,8 @@ def main() -> None:
             fitted = fit_steps(known, AT, path.name)
             entries = tuple(replace(e, device=d) for e in fitted.entries for d in AT.values())
             fitted = replace(fitted, entries=entries)
-            for kind in (*PRESETS, "auto"):
-                plan = api.plan(flow, "3x3090", kind, costs=fitted)
+            for kind in ("overlapped", "auto"):
+                plan = api.plan(flow, "3x3090", kind, costs=fitted, options=Options(samples=60))
                 found = replay(plan, new, api.costs_of(plan.workflow, plan.machine, fitted))
                 total[kind] += found.report.total_us
             problems += found.report.problems

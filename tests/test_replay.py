@@ -129,7 +129,7 @@ def pooled(name: str) -> dict[str, float]:
     for known, new in halves(rows):
         table = everywhere(fit_steps(known, AT, name))
         for kind in ("overlapped", "auto"):
-            made = api.plan(flow, "3x3090", kind, costs=table, options=Options(samples=40))
+            made = api.plan(flow, "3x3090", kind, costs=table, options=Options(samples=60))
             found = replay(made, new, api.costs_of(made.workflow, made.machine, table))
             total[kind] += found.report.total_us
         problems = found.report.problems
