@@ -235,7 +235,8 @@ def test_the_command_writes_the_head_and_its_part_of_the_card_once(tmp_path: Pat
     model = (tmp_path / "target" / "model.safetensors").read_bytes()
     monkeypatch.setattr(command, "HEAD", replace(command.HEAD, width=4, steps=2, rows=2, traces=24))
     # Random models end few steps; the tables are about those that they do end.
-    right = [(run, 0) for run in command.held_out_traces(*map(export.load, [tmp_path / "draft"] * 2), 24, 1)][:4]
+    draft = export.load(tmp_path / "draft")
+    right = [(run, 0) for run in command.held_out_traces(draft, draft, 24, 1)][:4]
     monkeypatch.setattr(command, "asked_steps", lambda runs: right or pytest.skip("no step was ended"))
     for _ in range(2):
         command.build("self_score", tmp_path, 24)
