@@ -217,3 +217,32 @@ def test_training_and_running_score_alike() -> None:
         found.append(score)
     # 3*7+4 = 25: the first step is right, the second miscounts, the third leads nowhere.
     assert found[0] >= 0.7 > max(found[1:])
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_head_and_its_part_of_the_card_once(tmp_path: Path, monkeypatch) -> None:
+    from dataclasses import replace
+
+    from flax import nnx
+
+    from models_jax.training import __main__ as command
+    from models_jax.training import export
+    from models_jax.training.recipes import RECIPES
+    from models_jax.transformer import Decoder
+
+    shape = replace(RECIPES["draft"].config, hidden_size=32, num_hidden_layers=1, intermediate_size=32)
+    for seed, name in enumerate(("draft", "target")):
+        export.export(Decoder(shape, nnx.Rngs(seed)), tmp_path / name, f"card of the {name}\n")
+    model = (tmp_path / "target" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(command, "HEAD", replace(command.HEAD, width=4, steps=2, rows=2, traces=24))
+    # Random models end few steps; the tables are about those that they do end.
+    draft = export.load(tmp_path / "draft")
+    right = [(run, 0) for run in command.held_out_traces(draft, draft, 24, 1)][:4]
+    monkeypatch.setattr(command, "asked_steps", lambda runs: right or pytest.skip("no step was ended"))
+    for _ in range(2):
+        command.build("self_score", tmp_path, 24)
+    text = (tmp_path / "target" / "README.md").read_text()
+    assert text.startswith("card of the target\n")
+    assert text.count(command.SELF_SCORE_HEADING) == 1 and "2 steps of 2 rows" in text
+    assert (tmp_path / "target" / FILE_NAME).is_file()
+    assert (tmp_path / "target" / "model.safetensors").read_bytes() == model
