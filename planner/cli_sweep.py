@@ -16,7 +16,7 @@ from planner.cost import CostTable
 from planner.errors import UserError
 from planner.export.svg_pareto import Dot, svg_pareto
 from planner.simulate import Demand
-from planner.sweep import KINDS, Grid, Point, draft_scores, sweep, to_csv
+from planner.sweep import Grid, Point, draft_scores, sweep, to_csv
 from planner.trace import read_trace
 from planner.workflow import RoleName
 
@@ -24,7 +24,7 @@ from planner.workflow import RoleName
 def run_sweep(
     workflow: Annotated[Path, typer.Argument(help="A workflow (YAML).", show_default=False)],
     machine: Annotated[list[str], typer.Option("--machine", "-m", help="A machine; give it several times.")],
-    kind: Annotated[list[str], typer.Option(help=f"A kind of plan: {', '.join(KINDS)}.")] = ["auto"],  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help=f"A kind of plan: {', '.join(api.PLAN_NAMES)}.")] = ["auto"],  # noqa: B006
     model: Annotated[list[str], typer.Option(help="ROLE=MODEL, a model to try in a role.")] = [],  # noqa: B006
     threshold: Annotated[list[float], typer.Option(help="A score from which drafts are accepted; wants --trace.")] = [],  # noqa: B006
     depth: Annotated[list[int], typer.Option(min=0, max=8, help="Steps drafted ahead.")] = [],  # noqa: B006
@@ -47,9 +47,9 @@ def run_sweep(
 
       heteroreason sweep examples/sums.yaml -m 3x3090 --threshold 0.5 --threshold 0.9 --trace out/trace.jsonl
     """
-    unknown = [k for k in kind if k not in KINDS]
+    unknown = [k for k in kind if k not in api.PLAN_NAMES]
     if unknown:
-        raise UserError(f"--kind is {unknown[0]!r}", mend=f"use one of {', '.join(KINDS)}")
+        raise UserError(f"--kind is {unknown[0]!r}", mend=f"use one of {', '.join(api.PLAN_NAMES)}")
     grid = Grid(tuple(machine), tuple(kind), _models(model), tuple(threshold), tuple(depth))
     scores = draft_scores(read_trace(trace)) if trace else []
     with show.err.status("planning") as status:

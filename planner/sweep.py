@@ -15,7 +15,6 @@ from planner.cost import CostTable
 from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
-from planner.presets import PRESETS
 from planner.report import Report
 from planner.simulate import Demand, simulate
 from planner.trace import Decided, Event
@@ -169,7 +168,3 @@ def to_csv(points: Sequence[Point]) -> str:
     writer.writeheader()
     writer.writerows(asdict(p) for p in points)
     return text.getvalue()
-
-
-KINDS = ("auto", "solved", *PRESETS)
-"""Plans that a sweep can be over."""
