@@ -25,7 +25,7 @@ from planner.runtime.watch import Live, Ratios, ScaledCosts
 from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.search import Progress
 from planner.shape import ModelShape
-from planner.trace import ClockKind, Event, Sink
+from planner.trace import ClockKind, Event, Sink, collector
 from planner.workflow import NEEDED_ROLES, RoleName, Workflow
 
 PLAN_NAMES = ("auto", "solved", *PRESETS)
@@ -117,13 +117,8 @@ def run(
         raise UserError("there is no problem to run", mend="give at least one")
     kinds = problem_set(plan.workflow.problems)
     asked = [p if isinstance(p, Problem) else kinds.parse(p) for p in todo]
-    events: list[Event] = []
+    events, note = collector(sink)
     found: list[Solved] = []
-
-    def note(event: Event) -> None:
-        events.append(event)
-        if sink is not None:
-            sink(event)
 
     model = costs_of(plan.workflow, plan.machine, costs)
     again = replanner(plan, costs, options)

@@ -8,7 +8,7 @@ draft was accepted, has the mean length and the costs of a cost model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cost import Costs
@@ -19,7 +19,7 @@ from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import Engine
 from planner.runtime.worker import VirtualWorkers
 from planner.step_trace import StepRow, by_problem
-from planner.trace import Event
+from planner.trace import Sink, collector
 from planner.workflow import Budget, Policy, Role, RoleName, Workflow
 
 FILLER = 1
@@ -49,19 +49,13 @@ class Replay:
     """Mean under perfect foresight: only the work on the committed path, and no verification of it."""
 
 
-def replay(plan: Plan, rows: Sequence[StepRow], costs: Costs, sink: Callable[[Event], None] | None = None) -> Replay:
+def replay(plan: Plan, rows: Sequence[StepRow], costs: Costs, sink: Sink | None = None) -> Replay:
     """What `plan` makes of the problems of a step trace."""
     segments = [s for rows_of in by_problem(rows).values() for s in _segments(rows_of)]
     replayed = replace(plan, workflow=_recorded(plan.workflow), chunk_tokens=1)
     backend = ReplayBackend(segments, replayed, costs)
     workers = VirtualWorkers(backend.took_us, dict.fromkeys(plan.placement.values(), backend))
-    events: list[Event] = []
-
-    def note(event: Event) -> None:
-        events.append(event)
-        if sink is not None:
-            sink(event)
-
+    events, note = collector(sink)
     engine = Engine(replayed, workers, _Recorded(segments), note)
     took: dict[str, int] = {}
     for number, segment in enumerate(segments):

@@ -20,7 +20,7 @@ from planner.report import Report, report
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import Engine, Load
 from planner.runtime.worker import VirtualWorkers, modelled
-from planner.trace import Event, Sink
+from planner.trace import Sink, collector
 from planner.workflow import Role, RoleName, Statistics, Workflow
 
 DELIMITER = 1
@@ -60,15 +60,10 @@ def simulate(
 
     `sink` is called with each event.
     """
-    events: list[Event] = []
+    events, note = collector(sink)
     plan = replace(plan, workflow=_drawn(plan.workflow, seed))
     backend = SampledBackend(plan.workflow.statistics)
     workers = VirtualWorkers(modelled(costs), dict.fromkeys(plan.placement.values(), backend))
-
-    def note(event: Event) -> None:
-        events.append(event)
-        if sink is not None:
-            sink(event)
 
     engine = Engine(plan, workers, _SampledProblems(), note)
     drawn = _SampledProblems().generate(problems, seed)

@@ -159,6 +159,18 @@ KINDS: dict[str, type[Event]] = {
 Sink = Callable[[Event], None]
 
 
+def collector(sink: Sink | None = None) -> tuple[list[Event], Sink]:
+    """A list, and a sink that puts each event into it and hands it on to `sink`."""
+    events: list[Event] = []
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if sink is not None:
+            sink(event)
+
+    return events, note
+
+
 class TraceFile:
     """Appends events to a file, each flushed, so that what happened survives the process."""
 
