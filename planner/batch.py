@@ -21,7 +21,7 @@ from typing import Any
 
 from planner.errors import UserError
 from planner.plan import Plan
-from planner.problems.base import Problem
+from planner.problems.base import Problem, label_of
 from planner.runtime.journal import Head, JournalFile, asked_of
 from planner.yaml_file import from_mapping
 
@@ -112,12 +112,12 @@ def resume(folder: Path, sync: bool = False) -> Batch:
 
 
 def labels(problems: Sequence[Problem]) -> list[str]:
-    """The names of problems in trace and journal: the key, with a number where a problem comes again."""
+    """The names of problems in trace and journal."""
     seen: Counter[str] = Counter()
     found = []
     for problem in problems:
         seen[problem.key] += 1
-        found.append(problem.key if seen[problem.key] == 1 else f"{problem.key}#{seen[problem.key]}")
+        found.append(label_of(problem, seen[problem.key]))
     return found
 
 

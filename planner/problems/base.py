@@ -24,6 +24,12 @@ class Problem:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def label_of(problem: Problem, times: int) -> str:
+    """The name of a problem in trace and journal where it comes for the `times`-th time: its key, and a number if it
+    comes again."""
+    return problem.key if times == 1 else f"{problem.key}#{times}"
+
+
 class ProblemSet(Protocol):
     """A kind of problem. Steps are given and taken in the form that the model writes, delimiter left off."""
 

@@ -18,7 +18,7 @@ from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Node, Outcome, Status
-from planner.problems.base import Problem, ProblemSet
+from planner.problems.base import Problem, ProblemSet, label_of
 from planner.runtime.backend import ModelInfo, Work
 from planner.runtime.devices import Devices, Replan
 from planner.runtime.faults import LAST, DeviceFault, Fault, wrong_output
@@ -183,7 +183,7 @@ class Engine:
         while not self._devices.due and slots and waiting and (waiting[0][0] is None or waiting[0][0] <= self.now_us()):
             arrived_us, problem = waiting[0]
             times = self._seen[problem.key] + 1
-            label = problem.key if times == 1 else f"{problem.key}#{times}"
+            label = label_of(problem, times)
             arrived = self.now_us() if arrived_us is None else arrived_us
             deadline = None if deadline_us is None else arrived + deadline_us
             if self.journal is None or not self.journal.ended(label):
