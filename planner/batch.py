@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import UserError
-from planner.plan import Plan
+from planner.plan import Plan, asked_of
 from planner.problems.base import Problem, label_of
-from planner.runtime.journal import Head, JournalFile, asked_of
+from planner.runtime.journal import Head, JournalFile
 from planner.yaml_file import from_mapping
 
 PLAN, PROBLEMS, JOURNAL, ANSWERS = "plan.json", "problems.jsonl", "journal.jsonl", "answers.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from planner.graph import Op, from_text
 from planner.machine import Machine
 from planner.schedule.aim import Objective
 from planner.schedule.instance import Schedule, Slot
-from planner.workflow import NEEDED_ROLES, RoleName, Workflow
+from planner.workflow import NEEDED_ROLES, RoleName, Statistics, Workflow
 from planner.yaml_file import content_hash, from_mapping, to_mapping
 
 SCHEMA = "heteroreason.plan/1"
@@ -136,6 +136,12 @@ class Plan:
             )
         check(plan, where)
         return plan
+
+
+def asked_of(plan: Plan) -> str:
+    """Hash of all that a plan's answers depend on: statistics and everything about devices left out."""
+    workflow = replace(plan.workflow, statistics=Statistics()).to_mapping()
+    return content_hash({"workflow": workflow, "models": {str(k): v for k, v in plan.models.items()}})
 
 
 def priority_key(op: Op, round: int) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from planner.errors import UserError
 from planner.machine import Machine
-from planner.plan import Plan
+from planner.plan import Plan, asked_of
 from planner.runtime.backend import ModelInfo
 from planner.runtime.faults import DeviceFault, Fault, with_device, without
 from planner.runtime.worker import Workers
-from planner.workflow import Arithmetic, RoleName, Statistics, Workflow
+from planner.workflow import Arithmetic, RoleName, Workflow
 
 Replan = Callable[[Machine, Workflow], Plan]
 """Makes a plan of the workflow for a machine. Raises UserError if there is none."""
@@ -147,18 +147,13 @@ class Devices:
     def _check(self, plan: Plan) -> None:
         """Raise UserError for a plan whose answers, or whose devices, are others."""
         where = f"plan {plan.name}"
-        if _asked(plan) != _asked(self.plan):
+        if asked_of(plan) != asked_of(self.plan):
             mend = "make the plan of the workflow that is running"
             raise UserError("it is a plan of another workflow, other models or another seed", where=where, mend=mend)
         for role in plan.roles:
             if plan.placement[role] not in self._places(role):
                 what = f"role {role} is placed on {plan.placement[role]}, which is not there or computes otherwise"
                 raise UserError(what, where=where, mend=f"place it on one of {', '.join(self._places(role))}")
-
-
-def _asked(plan: Plan) -> tuple[Workflow, Mapping[RoleName, str]]:
-    """All that a plan's answers depend on."""
-    return replace(plan.workflow, statistics=Statistics()), plan.models
 
 
 def _floats(plan: Plan) -> Iterator[tuple[RoleName, str]]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.errors import UserError
-from planner.plan import Plan
+from planner.plan import Plan, asked_of
 from planner.policy import Result, Step
 from planner.problems.base import Problem
 from planner.runtime.session import Solved
-from planner.workflow import Statistics
-from planner.yaml_file import content_hash, from_mapping
+from planner.yaml_file import from_mapping
 
 SCHEMA = "heteroreason.journal/1"
 
@@ -67,12 +66,6 @@ class Ended:
 
 
 KINDS: Mapping[str, type[Head | Noted | Ended]] = {"head": Head, "result": Noted, "end": Ended}
-
-
-def asked_of(plan: Plan) -> str:
-    """Hash of all that a plan's answers depend on: statistics and everything about devices left out."""
-    workflow = replace(plan.workflow, statistics=Statistics()).to_mapping()
-    return content_hash({"workflow": workflow, "models": {str(k): v for k, v in plan.models.items()}})
 
 
 class JournalFile:
