@@ -63,6 +63,12 @@ class Costs(Protocol):
         ...
 
 
+def chunk_us(costs: Costs, role: RoleName, device: str, read: int, written: int, context: int) -> int:
+    """Time of a chunk that reads tokens after `context` tokens and then writes some; 0 if it does neither."""
+    total = costs.prefill_us(role, device, read, context) if read else 0
+    return total + (costs.decode_us(role, device, written, context + read) if written else 0)
+
+
 @dataclass(frozen=True)
 class RooflineCosts:
     """A pass takes the longer of two times: to read weights and cache from memory, and to compute its rows.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from statistics import median
 
-from planner.cost import CostOp, Costs, Origin
+from planner.cost import CostOp, Costs, Origin, chunk_us
 from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
@@ -94,11 +94,9 @@ class Live:
             self._verdicts.append(event.event == Turn.ACCEPTED)
         elif isinstance(event, Chunk):
             role = RoleName(event.role)
-            read = self.costs.prefill_us(role, event.device, event.tokens_in, event.context) if event.tokens_in else 0
-            context = event.context + event.tokens_in
-            write = self.costs.decode_us(role, event.device, event.tokens_out, context) if event.tokens_out else 0
-            if read + write:
-                self._ratios[role, event.device].append((event.end_us - event.start_us) / (read + write))
+            planned = chunk_us(self.costs, role, event.device, event.tokens_in, event.tokens_out, event.context)
+            if planned:
+                self._ratios[role, event.device].append((event.end_us - event.start_us) / planned)
         elif isinstance(event, Replanned):
             # The plan that is being made is one for how things were.
             self.close()

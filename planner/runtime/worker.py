@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from planner.cost import Costs
+from planner.cost import Costs, chunk_us
 from planner.errors import UserError
 from planner.machine import Device, Machine
 from planner.runtime.backend import Backend, ModelInfo, Output, Work
@@ -247,12 +247,7 @@ def modelled(costs: Costs) -> Duration:
     """The time of a chunk by a cost model."""
 
     def duration_us(device: str, work: Work, output: Output) -> int:
-        role, total = RoleName(work.role), 0
-        if work.feed:
-            total += costs.prefill_us(role, device, len(work.feed), work.keep)
-        if output.tokens:
-            total += costs.decode_us(role, device, len(output.tokens), work.keep + len(work.feed))
-        return total
+        return chunk_us(costs, RoleName(work.role), device, len(work.feed), len(output.tokens), work.keep)
 
     return duration_us
 
