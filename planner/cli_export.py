@@ -10,7 +10,7 @@ import typer
 
 from planner import api, show
 from planner.export import FORMATS, export
-from planner.graph import TaskGraph, from_text
+from planner.graph import TaskGraph
 from planner.lower import lower
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
@@ -56,4 +56,4 @@ def _exportable(what: Path, graph: bool, rounds: int) -> TaskGraph | Plan | list
     if what.suffix == ".jsonl":
         return read_trace(what)
     plan = Plan.load(what)
-    return from_text(plan.graph, f"plan {plan.name}") if graph else plan
+    return plan.task_graph if graph else plan

@@ -15,7 +15,6 @@ from planner.batch import Batch
 from planner.choose import Options
 from planner.errors import UserError
 from planner.export import export, planned_and_happened
-from planner.graph import TaskGraph, from_text
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.runtime.engine import Load
@@ -84,11 +83,6 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
         return _tell(job, result, [*_leave(job.batch.folder, job.plan, result), path], as_json)
 
 
-def graph_of(plan: Plan) -> TaskGraph:
-    """The task graph inside a plan."""
-    return from_text(plan.graph, f"plan {plan.name}")
-
-
 def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile | None) -> api.Run:
     settings = job.settings
     if not quiet:
@@ -155,7 +149,7 @@ def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
     """Write what a run leaves behind beside what is there already."""
     files = {
         "plan.svg": export(plan, "svg"),
-        "graph.svg": export(graph_of(plan), "svg"),
+        "graph.svg": export(plan.task_graph, "svg"),
         "trace.svg": export(list(result.trace), "svg"),
         "perfetto.json": planned_and_happened(plan, list(result.trace)),
         "report.json": json.dumps(result.report.to_mapping(), indent=1) + "\n",

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner import machine, workflow
 from planner.errors import UserError
-from planner.graph import Op, from_text
+from planner.graph import Op, TaskGraph, from_text
 from planner.machine import Machine
 from planner.schedule.aim import Objective
 from planner.schedule.instance import Schedule, Slot
@@ -91,6 +91,11 @@ class Plan:
     def roles(self) -> tuple[RoleName, ...]:
         """The roles that take part."""
         return NEEDED_ROLES[self.workflow.policy.kind]
+
+    @property
+    def task_graph(self) -> TaskGraph:
+        """The window that was scheduled."""
+        return from_text(self.graph, f"plan {self.name}")
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data."""

@@ -13,7 +13,7 @@ from planner.export import style
 from planner.export.svg import badge, document, legend, line, rect, swatch, tag, tooltip, words
 from planner.export.text import duration, fitted, one_line, tokens, width
 from planner.export.timeline import Box, Episode, Mark, Timeline, episodes, happened, likely_outcome, planned, run_of
-from planner.graph import Op, from_text
+from planner.graph import Op
 from planner.plan import Plan
 from planner.trace import Event
 
@@ -25,7 +25,7 @@ MARK_ROWS, MARK_ROW = 3, 18.0
 
 def svg_timeline(plan: Plan) -> str:
     """The plan's most likely outcome."""
-    outcome, chance = likely_outcome(from_text(plan.graph))
+    outcome, chance = likely_outcome(plan.task_graph)
     verdicts = ", ".join(f"{task} {verdict}" for task, verdict in outcome.items()) or "the only one"
     facts = (
         f"{duration(plan.objective_us)} a step expected, bound of this window {duration(plan.lower_bound_us)}, "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from planner.graph import WRITES, Op, Outcome, Task, TaskGraph, Verdict, broken_by, from_text, holds
+from planner.graph import WRITES, Op, Outcome, Task, TaskGraph, Verdict, broken_by, holds
 from planner.plan import Plan
 from planner.schedule.instance import Slot
 from planner.trace import Chunk, Decided, Event, Faulted, ProblemEnded, ProblemStarted, Replanned, RunStarted
@@ -67,7 +67,7 @@ def likely_outcome(graph: TaskGraph) -> tuple[Outcome, float]:
 
 def planned(plan: Plan) -> Timeline:
     """The plan's timeline in its most likely outcome, with what is started and cancelled in it."""
-    graph = from_text(plan.graph)
+    graph = plan.task_graph
     outcome, _ = likely_outcome(graph)
     slots = {s.task: s for s in plan.timeline if s.task in graph.by_id}
     found = [box for slot in slots.values() if (box := _planned_box(plan, graph, slots, slot, outcome))]
