@@ -8,12 +8,11 @@ from pathlib import Path
 from fpga_backend.driver import Device, Driver
 from fpga_backend.driver import Sequence as DeviceSequence
 from models_jax.integer import gumbel
-from models_jax.integer.runner import check_context, model_info, read_beside
+from models_jax.integer.runner import check_context, check_work, model_info, read_beside
 from models_jax.sequences import Held, Sequences
 from models_jax.stops import Stops
 from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
-from planner.errors import UserError
 from planner.runtime.backend import Output, Work
 from planner.workflow import Role
 
@@ -59,16 +58,7 @@ class CoreRunner:
         """Do one chunk with one doorbell: read, then generate."""
         if self._driver is None:
             raise RuntimeError(f"role {self._name!r} is closed")
-        if work.score:
-            raise UserError(
-                f"role {self._name!r} has an integer model, which has no reward head",
-                mend="score with a float reward model",
-            )
-        if work.top_k or work.top_p < 1 or work.min_p:
-            raise UserError(
-                f"role {self._name!r} has an integer model, which does not narrow its choice",
-                mend="leave top_k, top_p and min_p out",
-            )
+        check_work(self._name, work)
         gumbel.temperature_units(work.temperature)
         held = self._sequences.open(work)
         first, limit = held.length, self._sequences.limit(work, held)

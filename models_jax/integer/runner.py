@@ -61,16 +61,7 @@ class IntegerRunner:
         """Do one chunk: read, then generate."""
         if self._parameters is None:
             raise RuntimeError(f"role {self._name!r} is closed")
-        if work.score:
-            raise UserError(
-                f"role {self._name!r} has an integer model, which has no reward head",
-                mend="score with a float reward model",
-            )
-        if work.top_k or work.top_p < 1 or work.min_p:
-            raise UserError(
-                f"role {self._name!r} has an integer model, which does not narrow its choice",
-                mend="leave top_k, top_p and min_p out",
-            )
+        check_work(self._name, work)
         chosen_by = sampler(work.key, work.temperature, self._stop_table)
         held = self._sequences.open(work)
         chosen_by = chosen_by._replace(state=np.int32(self._stops.state(held.begun(work))))
@@ -150,6 +141,20 @@ def check_context(name: str, role: Role, shape: Shape, folder: Path) -> None:
             f"numerics.cache_tokens of role {name!r} is {wanted}, the integer model reads {shape.context_tokens}",
             where=str(folder),
             mend=f"set it to {shape.context_tokens} or less",
+        )
+
+
+def check_work(name: str, work: Work) -> None:
+    """Raise UserError for work of role `name` that no integer model does."""
+    if work.score:
+        raise UserError(
+            f"role {name!r} has an integer model, which has no reward head",
+            mend="score with a float reward model",
+        )
+    if work.top_k or work.top_p < 1 or work.min_p:
+        raise UserError(
+            f"role {name!r} has an integer model, which does not narrow its choice",
+            mend="leave top_k, top_p and min_p out",
         )
 
 
