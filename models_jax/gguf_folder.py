@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ import numpy as np
 from models_jax.gguf_weights import open_gguf
 from models_jax.rope import RopeScaling, inverse_frequencies
 from planner.errors import UserError
+from planner.user_cache import user_cache
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -38,7 +38,7 @@ def find(model: str, where: str = "") -> Path:
     path = path.resolve()
     state = path.stat()
     key = hashlib.sha256(f"{FORMAT}\0{path}\0{state.st_size}\0{state.st_mtime_ns}".encode()).hexdigest()[:16]
-    folder = cache_root() / f"{path.stem}-{key}"
+    folder = user_cache("gguf") / f"{path.stem}-{key}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -46,12 +46,6 @@ def find(model: str, where: str = "") -> Path:
             write_folder(path, made)
             _publish(made, folder)
     return folder
-
-
-def cache_root() -> Path:
-    """Where the folders lie."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "heteroreason" / "gguf"
 
 
 def write_folder(path: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from fpga_backend.core import Core
 from fpga_backend.generate import RTL
 from planner.errors import UserError
+from planner.user_cache import user_cache
 
 HARNESS = Path(__file__).parent / "sim.cpp"
 TOP = "draft_core"
@@ -52,7 +53,7 @@ def runtime() -> Path:
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
     """The file of this name in the cache, made if it is not there."""
-    path = cache_folder() / name
+    path = user_cache("rtl") / name
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
@@ -68,12 +69,6 @@ def digest(sources: list[Path], parameters: dict[str, int], optimise: str) -> st
     for path in sources:
         made.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return made.hexdigest()[:24]
-
-
-def cache_folder() -> Path:
-    """Where libraries are kept: the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "heteroreason" / "rtl"
 
 
 def verilator_root() -> Path:
