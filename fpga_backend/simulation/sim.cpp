@@ -219,7 +219,6 @@ extern "C" {
 Sim* sim_new(uint64_t bytes, uint64_t seed) { return new Sim(bytes, seed); }
 void sim_free(Sim* sim) { delete sim; }
 uint8_t* sim_memory(Sim* sim) { return sim->memory; }
-uint64_t sim_cycle(Sim* sim) { return sim->cycle; }
 const char* sim_problem(Sim* sim) { return sim->problem.c_str(); }
 
 // A beat takes rate_cycles / rate_beats cycles at least; a handshake is held back in `stall` of 1024 cycles.

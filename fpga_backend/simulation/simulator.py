@@ -62,11 +62,6 @@ class Simulator:
         self._check("")
         return done
 
-    @property
-    def cycle(self) -> int:
-        """Cycles since the simulation began."""
-        return int(self._library.sim_cycle(self._open()))
-
     def close(self) -> None:
         """Free the simulation; `memory` must not be used any more. Calling it twice is harmless."""
         if self._sim is not None:
@@ -92,7 +87,6 @@ def load(path: str) -> ctypes.CDLL:
         "sim_new": (sim, [u64, u64]),
         "sim_free": (None, [sim]),
         "sim_memory": (sim, [sim]),
-        "sim_cycle": (u64, [sim]),
         "sim_problem": (ctypes.c_char_p, [sim]),
         "sim_set": (None, [sim, u32, u32, u32, u32]),
         "sim_write": (ctypes.c_int, [sim, u32, u32]),
