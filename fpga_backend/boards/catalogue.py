@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fpga_backend.core import Core
 from fpga_backend.simulation.simulator import Memory
-from models_jax.integer.files import Shape
+from models_jax.integer.files import MAX_CONTEXT, Shape
+from planner.checkpoint import model_config, model_folder
 from planner.errors import UserError
 
 MEMORY_CYCLES = 1000
@@ -47,8 +48,20 @@ BOARDS = (
     Board("zcu104", ZYNQ, 200e6, 19.2e9, 0.8, 80, 230_400, 1728, "pynq, on the board's own processor"),
     Board("u280", ALVEO, 225e6, 460e9, 0.9, 120, 1_303_680, 9024, "XRT: pynq 3.0.1 up to XRT 2.16, pyxrt after that"),
 )
-SHAPES = {"qwen2.5-0.5b": Shape(151_936, 896, 4864, 24, 14, 2, 64, 2048, True)}
-"""Shapes of published models, for estimates without their weights. From their config.json; biases are left out."""
+
+
+def published(name: str) -> Shape:
+    """The shape of the published model `shapes/NAME` as an integer model; biases are left out."""
+    raw = model_config(model_folder(f"shapes/{name}"))
+    hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    return Shape(
+        raw["vocab_size"], hidden, raw["intermediate_size"], raw["num_hidden_layers"], heads,
+        raw["num_key_value_heads"], hidden // heads, MAX_CONTEXT, raw["tie_word_embeddings"],
+    )  # fmt: skip
+
+
+SHAPES = {"qwen2.5-0.5b": published("qwen2.5-0.5b")}
+"""Published models, for estimates without their weights."""
 
 
 def board(name: str) -> Board:
