@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,18 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 def model_hash(folder: Path) -> str:
     """16 hex digits over the names and contents of the model's files."""
-    digest = hashlib.sha256()
     weights = [path for pattern in WEIGHTS for path in folder.glob(pattern)]
-    for path in sorted([folder / f for f in FILES] + weights):
-        if path.is_file():
-            digest.update(path.name.encode())
-            _add(digest, path)
+    there = [path for path in sorted([folder / f for f in FILES] + weights) if path.is_file()]
+    return _hash_of(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in there))
+
+
+@lru_cache(maxsize=64)
+def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """The hash of files; size and time say whether a file is still the one that was read before."""
+    digest = hashlib.sha256()
+    for path, _, _ in files:
+        digest.update(path.name.encode())
+        _add(digest, path)
     return digest.hexdigest()[:16]
 
 
