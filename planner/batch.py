@@ -22,7 +22,7 @@ from typing import Any
 from planner.errors import UserError
 from planner.plan import Plan, asked_of
 from planner.problems.base import Problem, label_of
-from planner.runtime.journal import Head, JournalFile
+from planner.runtime.journal import Ended, Head, JournalFile
 from planner.yaml_file import from_mapping
 
 PLAN, PROBLEMS, JOURNAL, ANSWERS = "plan.json", "problems.jsonl", "journal.jsonl", "answers.jsonl"
@@ -62,17 +62,21 @@ class Batch:
         return {label: number for number, label in enumerate(labels(self.problems), 1)}
 
     def _row(self, label: str) -> dict[str, Any]:
-        number, end = self._numbers[label], self.journal.ends[label]
-        row = {
-            "number": number,
-            "question": self.problems[number - 1].question,
-            "answer": end.answer,
-            "correct": end.correct,
-            "status": end.status,
-            "steps": end.steps,
-            "latency_us": end.latency_us,
-        }
-        return {**row, "error": end.error} if end.error else row
+        number = self._numbers[label]
+        return {"number": number, **row(self.problems[number - 1].question, self.journal.ends[label])}
+
+
+def row(question: str, end: Ended) -> dict[str, Any]:
+    """The answer to a question as files and `--json` have it."""
+    found = {
+        "question": question,
+        "answer": end.answer,
+        "correct": end.correct,
+        "status": end.status,
+        "steps": end.steps,
+        "latency_us": end.latency_us,
+    }
+    return {**found, "error": end.error} if end.error else found
 
 
 def begin(

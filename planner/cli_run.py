@@ -18,6 +18,7 @@ from planner.export import export, planned_and_happened
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.runtime.engine import Load
+from planner.runtime.journal import Ended
 from planner.runtime.session import Solved
 from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile
@@ -117,7 +118,8 @@ def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile |
 
 def _tell(job: Job, result: api.Run | None, left: Sequence[Path], as_json: bool) -> int:
     """Show what a run gave; `result` is None if there was nothing left to run."""
-    rows = job.batch.rows() if job.batch else [_row(s) for s in result.solved] if result else []
+    solved = result.solved if result else ()
+    rows = job.batch.rows() if job.batch else [batch.row(s.problem.question, Ended.of(s)) for s in solved]
     if as_json:
         report = result.report.to_mapping() if result else None
         show.print_json({"answers": rows, "report": report, "files": list(map(str, left))})
@@ -137,12 +139,6 @@ def _tell(job: Job, result: api.Run | None, left: Sequence[Path], as_json: bool)
         text = f"{len(failed)} of {len(rows)} problems could not be run, the first for this: {failed[0]}"
         err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
     return 1 if failed else 0
-
-
-def _row(s: Solved) -> dict[str, Any]:
-    row = {"question": s.problem.question, "answer": s.answer, "correct": s.correct,
-           "status": s.outcome.status, "steps": s.steps, "latency_us": s.latency_us}  # fmt: skip
-    return {**row, "error": str(s.error)} if s.error else row
 
 
 def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:

@@ -64,6 +64,13 @@ class Ended:
     error: str = ""
     kind: str = "end"
 
+    @classmethod
+    def of(cls, solved: Solved) -> Ended:
+        """What the journal keeps of a result."""
+        error = str(solved.error) if solved.error else ""
+        status = solved.outcome.status.value
+        return cls(solved.label, status, solved.answer, solved.correct, solved.steps, solved.latency_us, error)
+
 
 KINDS: Mapping[str, type[Head | Noted | Ended]] = {"head": Head, "result": Noted, "end": Ended}
 
@@ -127,15 +134,7 @@ class JournalFile:
 
     def end(self, solved: Solved) -> None:
         """A problem is over."""
-        ended = Ended(
-            solved.label,
-            solved.outcome.status.value,
-            solved.answer,
-            solved.correct,
-            solved.steps,
-            solved.latency_us,
-            str(solved.error) if solved.error else "",
-        )
+        ended = Ended.of(solved)
         self._write(ended)
         self._take(ended)
 
