@@ -15,15 +15,14 @@ from planner.cost import Costs
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.report import Report, latencies, report
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Output, Work
 from planner.runtime.engine import Engine
 from planner.runtime.worker import VirtualWorkers
+from planner.stand_in import DELIMITER, FILLER, StandInBackend, StandInProblems
 from planner.step_trace import StepRow, by_problem
 from planner.trace import Sink, collector
-from planner.workflow import Budget, Policy, Role, RoleName, Workflow
+from planner.workflow import Budget, Policy, RoleName, Workflow
 
-FILLER = 1
-DELIMITER = 2
 FIRST = 1 << 10
 """Tokens from here on begin a step. The first token of a step says which row it is and what became of it."""
 LONGEST = 1 << 20
@@ -56,7 +55,7 @@ def replay(plan: Plan, rows: Sequence[StepRow], costs: Costs, sink: Sink | None 
     backend = ReplayBackend(segments, replayed, costs)
     workers = VirtualWorkers(backend.took_us, dict.fromkeys(plan.placement.values(), backend))
     events, note = collector(sink)
-    engine = Engine(replayed, workers, _Recorded(segments), note)
+    engine = Engine(replayed, workers, _Recorded(), note)
     took: dict[str, int] = {}
     for number, segment in enumerate(segments):
         solved = engine.solve(Problem("recorded", str(number), ""))
@@ -84,31 +83,16 @@ def _recorded(workflow: Workflow) -> Workflow:
     return replace(workflow, policy=policy, budget=Budget(steps=LONGEST, tokens=LONGEST, step_tokens=LONGEST))
 
 
-@dataclass(frozen=True)
-class _Recorded:
-    """The segments as problems; one ends with its last row."""
+class _Recorded(StandInProblems):
+    """The segments as problems, by number; one ends with its last row."""
 
-    segments: Sequence[Segment]
     name = "recorded"
-    delimiter = "\n"
 
     def generate(self, count: int, seed: int) -> list[Problem]:
-        return [Problem(self.name, str(n), "") for n in range(min(count, len(self.segments)))]
-
-    def parse(self, question: str) -> Problem:
-        return Problem(self.name, question, "")
-
-    def prompt(self, problem: Problem) -> str:
-        return problem.question
-
-    def readable(self, step: str) -> str:
-        return step
+        return [self.parse(str(number)) for number in range(count)]
 
     def answer(self, step: str) -> str | None:
         return step if step.startswith("last") else None
-
-    def grade(self, problem: Problem, steps: Sequence[str]) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -132,27 +116,21 @@ class _Place:
         return self.segment[self.step] if on else None
 
 
-class ReplayBackend:
+class ReplayBackend(StandInBackend):
     """A backend that writes the steps of a trace, and knows what each chunk took."""
+
+    name = "recorded"
 
     def __init__(self, segments: Sequence[Segment], plan: Plan, costs: Costs) -> None:
         """Steps that the trace does not hold have the statistics and the costs given."""
+        super().__init__()
         self._segments, self._plan, self._costs = segments, plan, costs
-        self._sequences: dict[tuple[str, str], list[int]] = {}
         self._last_us = 0.0
-
-    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
-        """Nothing to load."""
-        return ModelInfo("recorded", "recorded", 0, 0, 1 << 40)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         """A prompt of the recorded length that tells the segment."""
         number = int(text)
         return (FIRST + number, *(FILLER,) * (self._segments[number][0].draft_in - 2), DELIMITER)
-
-    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
-        """The same."""
-        return self.encode(name, text)
 
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """What the first token says."""
@@ -161,32 +139,14 @@ class ReplayBackend:
 
     def run(self, work: Work) -> Output:
         """Read, write or score as recorded."""
-        held = self._sequences.setdefault((work.role, work.sequence), [])
-        held[work.keep :] = work.feed
         self._last_us = 0.0
-        if work.score:
-            return Output(scores=tuple(self._score(held[: at + 1], work) for at in work.score))
-        written = self._write(held, work) if work.max_new else ()
-        held += written
-        return Output(written, complete=bool(written) and written[-1] == DELIMITER)
-
-    def rewind(self, name: str, sequence: str, tokens: int) -> None:
-        """Forget the rest."""
-        del self._sequences.setdefault((name, sequence), [])[tokens:]
-
-    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
-        """Copy the tokens."""
-        self._sequences[name, new_sequence] = list(self._sequences[name, sequence])
-
-    def close(self) -> None:
-        """Forget all."""
-        self._sequences.clear()
+        return super().run(work)
 
     def took_us(self, device: str, work: Work, output: Output) -> int:
         """The time of the chunk that ran last."""
         return round(self._last_us)
 
-    def _write(self, held: list[int], work: Work) -> tuple[int, ...]:
+    def write(self, held: list[int], work: Work) -> tuple[int, ...]:
         """The next tokens of the step after the whole ones that are held."""
         place, role = self._place(held), RoleName(work.role)
         row, stats = place.row, self._plan.workflow.statistics
@@ -207,16 +167,16 @@ class ReplayBackend:
         first = _pack(place.step, fate, place.step + 1 == len(place.segment))
         return (first, *(FILLER,) * (length - 2), DELIMITER)[start:end]
 
-    def _score(self, tokens: list[int], work: Work) -> float:
+    def score(self, held: list[int]) -> float:
         """1 for a step that was kept. The time is that of the deepest step that the pass scores."""
-        place = self._place(tokens)
+        place = self._place(held)
         row = place.segment[place.step - 1] if place.step <= len(place.segment) else None
         if row is not None and place.fate != ELSEWHERE:
             first_ms = row.prm_ms / max(1, row.prm_calls)
             self._last_us = 1000 * (first_ms if place.drafted else row.prm_ms - first_ms)
         else:
             device = self._plan.placement[RoleName.PRM]
-            self._last_us = self._costs.prefill_us(RoleName.PRM, device, 1, len(tokens))
+            self._last_us = self._costs.prefill_us(RoleName.PRM, device, 1, len(held))
         return float(place.fate == ON_PATH)
 
     def _place(self, tokens: list[int]) -> _Place:

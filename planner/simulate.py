@@ -17,14 +17,13 @@ from planner.lengths import LONGEST, factor
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.report import Report, report
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Work
 from planner.runtime.engine import Engine, Load
 from planner.runtime.worker import VirtualWorkers, modelled
+from planner.stand_in import DELIMITER, FILLER, StandInBackend, StandInProblems
 from planner.trace import Sink, collector
-from planner.workflow import Role, RoleName, Statistics, Workflow
+from planner.workflow import RoleName, Statistics, Workflow
 
-DELIMITER = 1
-FILLER = 2
 STEPS = 16
 """A prompt begins with this and the number of the problem's steps."""
 FIRST = 1 << 16
@@ -82,42 +81,27 @@ def _drawn(workflow: Workflow, seed: int) -> Workflow:
     return replace(workflow, policy=policy, budget=budget, sampling=replace(workflow.sampling, seed=seed))
 
 
-class _SampledProblems:
+class _SampledProblems(StandInProblems):
     """Problems that are nothing but a number; they end after a drawn number of steps."""
 
     name = "sampled"
-    delimiter = "\n"
 
     def generate(self, count: int, seed: int) -> list[Problem]:
-        return [Problem(self.name, f"{seed}/{number}", "") for number in range(count)]
-
-    def parse(self, question: str) -> Problem:
-        return Problem(self.name, question, "")
-
-    def prompt(self, problem: Problem) -> str:
-        return problem.question
-
-    def readable(self, step: str) -> str:
-        return step
+        return [self.parse(f"{seed}/{number}") for number in range(count)]
 
     def answer(self, step: str) -> str | None:
         return step if int(step) >= FIRST and int(step) & LAST else None
 
-    def grade(self, problem: Problem, steps: Sequence[str]) -> bool:
-        return False
 
-
-class SampledBackend:
+class SampledBackend(StandInBackend):
     """A backend whose steps have a drawn length and a drawn verdict, both from the step's random key."""
+
+    name = "sampled"
 
     def __init__(self, statistics: Statistics) -> None:
         """Lengths and shares come from `statistics`."""
+        super().__init__()
         self._statistics = statistics
-        self._sequences: dict[tuple[str, str], list[int]] = {}
-
-    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
-        """Nothing to load."""
-        return ModelInfo("sampled", "sampled", 0, 0, 1 << 40)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         """A prompt of the expected length; its first token says how many steps the problem has."""
@@ -125,41 +109,24 @@ class SampledBackend:
         steps = _drawn_length(stats.steps, stats.steps_spread, f"steps/{text}", 0)
         return (STEPS + steps, *(FILLER,) * (stats.prompt_tokens - 2), DELIMITER)
 
-    def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
-        """See `encode`."""
-        return self.encode(name, text)
-
     def decode(self, name: str, tokens: Sequence[int]) -> str:
         """The first token is the step's text."""
         return f"{tokens[0]}\n"
 
-    def run(self, work: Work) -> Output:
-        """Read, write or score as drawn."""
-        held = self._sequences.setdefault((work.role, work.sequence), [])
-        if work.keep > len(held):
-            raise ValueError(f"sequence {work.sequence} holds {len(held)} tokens, not {work.keep}")
-        held[work.keep :] = work.feed
-        if work.score:
-            return Output(scores=tuple(self._score(held[: at + 1]) for at in work.score))
+    def write(self, held: list[int], work: Work) -> tuple[int, ...]:
+        """As drawn."""
         begun = _length_of_last_step(held)
-        written = self._step(work, held)[begun : begun + work.max_new] if work.max_new else ()
-        held += written
-        return Output(written, complete=bool(written) and written[-1] == DELIMITER)
+        return self._step(work, held)[begun : begun + work.max_new]
 
-    def rewind(self, name: str, sequence: str, tokens: int) -> None:
-        """Forget the rest."""
-        held = self._sequences.setdefault((name, sequence), [])
-        if tokens > len(held):
-            raise ValueError(f"sequence {sequence} holds {len(held)} tokens, not {tokens}")
-        del held[tokens:]
-
-    def fork(self, name: str, sequence: str, new_sequence: str) -> None:
-        """Copy the tokens."""
-        self._sequences[name, new_sequence] = list(self._sequences[name, sequence])
-
-    def close(self) -> None:
-        """Forget all."""
-        self._sequences.clear()
+    def score(self, held: list[int]) -> float:
+        """1 or 0."""
+        steps = [t for t in held if t >= FIRST]
+        last, before = steps[-1], steps[-2] if len(steps) > 1 else None
+        if last & DRAFTED:
+            share = self._statistics.accept_after(None if before is None else bool(before & DRAFTED))
+        else:
+            share = self._statistics.accept_refined
+        return float(_uniform("verdict", last) < share)
 
     def _step(self, work: Work, held: list[int]) -> tuple[int, ...]:
         """The whole step of a key."""
@@ -171,16 +138,6 @@ class SampledBackend:
         luck = int(_uniform("first", work.key) * FIRST * FIRST)
         first = FIRST + 4 * luck + LAST * last + drafted
         return (first, *(FILLER,) * (length - 2), DELIMITER)
-
-    def _score(self, tokens: list[int]) -> float:
-        """1 or 0 for the last step."""
-        steps = [t for t in tokens if t >= FIRST]
-        last, before = steps[-1], steps[-2] if len(steps) > 1 else None
-        if last & DRAFTED:
-            share = self._statistics.accept_after(None if before is None else bool(before & DRAFTED))
-        else:
-            share = self._statistics.accept_refined
-        return float(_uniform("verdict", last) < share)
 
 
 def _length_of_last_step(tokens: list[int]) -> int:
