@@ -56,11 +56,15 @@ class Node:
         """Number of steps from the root."""
         return 0 if self.parent is None else self.parent.depth + 1
 
-    @property
-    def path(self) -> list[Step]:
+    @cached_property
+    def path(self) -> tuple[Step, ...]:
         """The steps from the root to here."""
-        steps = [node.step for node in self.lineage() if node.step is not None]
-        return steps[::-1]
+        return () if self.parent is None or self.step is None else (*self.parent.path, self.step)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens of these steps."""
+        return 0 if self.parent is None or self.step is None else self.parent.tokens + len(self.step.tokens)
 
     def lineage(self) -> Iterator[Node]:
         """This node, its parent, and so on up to the root."""
@@ -338,6 +342,6 @@ def ended(workflow: Workflow, node: Node, answer_of: AnswerOf) -> Status | None:
         return Status.ENDED
     if node.depth >= workflow.budget.steps:
         return Status.STEPS
-    if sum(len(s.tokens) for s in node.path) >= workflow.budget.tokens:
+    if node.tokens >= workflow.budget.tokens:
         return Status.TOKENS
     return None

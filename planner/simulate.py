@@ -102,6 +102,7 @@ class SampledBackend(StandInBackend):
         """Lengths and shares come from `statistics`."""
         super().__init__()
         self._statistics = statistics
+        self._steps: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         """A prompt of the expected length; its first token says how many steps the problem has."""
@@ -115,8 +116,10 @@ class SampledBackend(StandInBackend):
 
     def write(self, held: list[int], work: Work) -> tuple[int, ...]:
         """As drawn."""
-        begun = _length_of_last_step(held)
-        return self._step(work, held)[begun : begun + work.max_new]
+        key = (work.role, work.key)
+        if key not in self._steps:
+            self._steps[key] = self._step(work, held)
+        return self._steps[key][work.begun : work.begun + work.max_new]
 
     def score(self, held: list[int]) -> float:
         """1 or 0."""
@@ -138,14 +141,6 @@ class SampledBackend(StandInBackend):
         luck = int(_uniform("first", work.key) * FIRST * FIRST)
         first = FIRST + 4 * luck + LAST * last + drafted
         return (first, *(FILLER,) * (length - 2), DELIMITER)
-
-
-def _length_of_last_step(tokens: list[int]) -> int:
-    """Tokens after the last delimiter."""
-    for length, token in enumerate(reversed(tokens)):
-        if token == DELIMITER:
-            return length
-    return len(tokens)
 
 
 def _drawn_length(mean: int, spread: float, what: str, number: int) -> int:

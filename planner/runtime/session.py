@@ -299,7 +299,7 @@ class Session:
     def _step_limit(self, node: Node) -> int:
         """Most tokens of the step after `node`."""
         budget = self.host.plan.workflow.budget
-        return min(budget.step_tokens, budget.tokens - sum(len(s.tokens) for s in node.path))
+        return min(budget.step_tokens, budget.tokens - node.tokens)
 
     def _tokens(self, role: RoleName, node: Node) -> list[int]:
         """The prompt and the steps up to `node` in the tokens of a role."""

@@ -58,7 +58,7 @@ class Workers(Protocol):
         ...
 
     def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
-        """Token ids of a prompt. The device must be free."""
+        """Token ids of a prompt. A device that is busy answers after its chunk."""
         ...
 
     def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
