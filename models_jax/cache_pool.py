@@ -54,6 +54,10 @@ class CachePool:
         """The cache of a sequence that has one, to look at."""
         return self._used[sequence]
 
+    def settle(self, sequence: str) -> None:
+        """Wait for what was read into a cache: the device works on after the call, and the chunk is not over."""
+        jax.block_until_ready(self._used.get(sequence))
+
     def fork(self, sequence: str, new_sequence: str) -> None:
         """Copy what one sequence has to another, in place of what that had."""
         self.free(new_sequence)

@@ -135,6 +135,7 @@ class FloatRunner:
     def _read(self, work: Work, held: Held) -> Output:
         """Read what the cache does not cover."""
         self._feed(work.sequence, held, held.length)
+        self._caches.settle(work.sequence)
         return Output()
 
     def _write(self, work: Work, held: Held) -> Output:

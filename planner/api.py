@@ -63,6 +63,8 @@ def plan(
     costs = CostTable.load(costs) if isinstance(costs, str | Path) else costs
     if costs is not None and costs.statistics is not None:
         workflow = replace(workflow, statistics=costs.statistics)
+    if costs is not None and costs.dispatch_us is not None:
+        machine = replace(machine, dispatch_us=costs.dispatch_us)
     model, hashes = costs_of(workflow, machine, costs), models_of(workflow)
     return _planned(kind, workflow, machine, model, hashes, options or Options(), progress)
 

@@ -167,6 +167,8 @@ class CostTable:
     statistics: Statistics | None = None
     """What a fit saw of outcomes and lengths."""
     fits: tuple[Fit, ...] = ()
+    dispatch_us: Microseconds | None = None
+    """In place of the machine's; see `planner.machine.Machine`."""
 
     @classmethod
     def load(cls, path: str | Path) -> CostTable:
@@ -317,6 +319,8 @@ def _whole_us(us: float) -> int:
 
 def _rules(table: CostTable) -> Iterator[Rule]:
     yield "entries", [], bool(table.entries), "give at least one entry"
+    sent = table.dispatch_us
+    yield "dispatch_us", sent, sent is None or sent >= 0, "use a number from 0"
     seen: set[tuple[Any, ...]] = set()
     for index, entry in enumerate(table.entries):
         key = f"entries[{index}]"

@@ -7,6 +7,7 @@ other strays out of it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ import numpy as np
 
 from planner.cost import CostEntry, CostOp, CostTable, Fit, Origin
 from planner.errors import UserError
+from planner.machine import transfer_us
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import report
+from planner.schedule.instance import TOKEN_BYTES
 from planner.step_trace import StepRow, by_problem
 from planner.trace import Chunk, Decided, Event, ProblemEnded
 from planner.workflow import RoleName, Statistics
@@ -84,7 +87,26 @@ def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
         observed.append(Observed(role, device, us, calls, read, written, context, False))
     if not observed:
         raise UserError("the trace holds no work", where=source, mend="name a trace that `heteroreason run` left")
-    return _table(observed, event_statistics(plan, events), source)
+    return replace(_table(observed, event_statistics(plan, events), source), dispatch_us=dispatch_us(plan, events))
+
+
+def dispatch_us(plan: Plan, events: Sequence[Event]) -> float | None:
+    """What the engine needed before a chunk: the mean time since the last end of another, which made it send this one,
+    less the way between their devices. First chunks of problems do not count. None if there is no other."""
+    chunks = [e for e in events if isinstance(e, Chunk)]
+    ends = sorted((c.end_us, c.device) for c in chunks)
+    payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
+    gaps, begun = [], set()
+    for chunk in sorted(chunks, key=lambda c: c.start_us):
+        before = bisect_left(ends, (chunk.start_us + 1, ""))
+        if chunk.problem in begun and before:
+            end_us, device = ends[before - 1]
+            gaps.append(max(0, chunk.start_us - end_us - transfer_us(plan.machine, device, chunk.device, payload)))
+        begun.add(chunk.problem)
+    if not gaps:
+        return None
+    most = STRAY * float(np.median(gaps))
+    return round(float(np.mean([g for g in gaps if g <= most])), 1)
 
 
 def step_statistics(rows: Sequence[StepRow]) -> Statistics:
@@ -99,7 +121,7 @@ def step_statistics(rows: Sequence[StepRow]) -> Statistics:
         prompt_tokens=max(1, round(np.mean([p[0].draft_in for p in problems.values()]))),
         draft_step_tokens=max(1, round(drafted)),
         target_step_tokens=max(1, round(written or drafted)),
-        steps=max(1, round(len(rows) / len(problems))),
+        steps=round(max(1.0, len(rows) / len(problems)), 2),
         draft_step_spread=_spread([r.draft_out for r in rows if r.draft_calls == 1]),
         target_step_spread=_spread([r.target_out for r in refined if r.target_calls == 1]),
         steps_spread=_spread([len(p) for p in problems.values()], 0.0),
@@ -126,7 +148,7 @@ def event_statistics(plan: Plan, events: Sequence[Event]) -> Statistics:
         accept_refined=1 - weak / len(scored) if scored else old.accept_refined,
         draft_step_tokens=max(1, round(np.mean(drafted))) if drafted else old.draft_step_tokens,
         target_step_tokens=max(1, round(np.mean(written))) if written else old.target_step_tokens,
-        steps=max(1, round(len(turns) / len(ends))) if ends else old.steps,
+        steps=round(max(1.0, float(np.mean([len(e.steps) for e in ends]))), 2) if ends else old.steps,
         draft_step_spread=_spread(drafted, old.draft_step_spread),
         target_step_spread=_spread(written, old.target_step_spread),
         steps_spread=_spread([len(e.steps) for e in ends], old.steps_spread),

@@ -54,7 +54,7 @@ class _Builder:
     @property
     def before(self) -> int:
         """Rounds of the problem before the window."""
-        return max(0, self.workflow.statistics.steps - self.rounds) // 2 if self.steady else 0
+        return int(max(0, self.workflow.statistics.steps - self.rounds) // 2) if self.steady else 0
 
     @property
     def accepted_before(self) -> int:

@@ -100,6 +100,8 @@ class Machine:
     source: str
     links: tuple[Link, ...] = ()
     description: str = ""
+    dispatch_us: Microseconds = 0.0
+    """What the engine needs before each chunk: to see the end of the one before, to choose and to send the next."""
 
     @classmethod
     def load(cls, path_or_name: str | Path) -> Machine:
@@ -288,6 +290,7 @@ _APART_MEND = f"add a link between them, or one from each to {HOST}"
 def _rules(machine: Machine) -> Iterator[Rule]:
     yield "name", machine.name, right_name(machine.name), "use one line of 1 to 80 characters"
     yield "source", machine.source, bool(machine.source.strip()), "say where the figures come from"
+    yield "dispatch_us", machine.dispatch_us, machine.dispatch_us >= 0, "use a number from 0"
     yield "devices", [], bool(machine.devices), "describe at least one device"
     names = [device.name for device in machine.devices]
     for index, device in enumerate(machine.devices):

@@ -42,6 +42,8 @@ class Sample:
     context: int
     """Tokens before them."""
     us: tuple[int, ...]
+    sent_us: tuple[int, ...] = ()
+    """How much longer the chunk took for who sent it than for the device."""
 
     @property
     def median_us(self) -> float:
@@ -125,7 +127,9 @@ def table(samples: Sequence[Sample], machine: Machine) -> CostTable:
             errors += [abs(f / s.median_us - 1) for f, s in zip(fitted, kept, strict=True)]
             total, seen = total + sum(fitted), seen + sum(s.median_us for s in kept)
         fits.append(Fit(role, device, len(own), left_out, float(np.median(errors)), total / seen - 1))
-    return CostTable(tuple(entries), f"measured on {machine.name}", fits=tuple(fits))
+    sent = [us for sample in samples for us in sample.sent_us]
+    dispatch_us = float(np.median(sent)) if sent else None
+    return CostTable(tuple(entries), f"measured on {machine.name}", fits=tuple(fits), dispatch_us=dispatch_us)
 
 
 def _entry(samples: Sequence[Sample], source: str) -> tuple[CostEntry, list[Sample]]:
@@ -150,15 +154,19 @@ def _timed(
     """One sample. Writing may end early at the end of a step: then it is a sample of fewer tokens."""
     work = _work(name, op, tokens, context)
     times: list[int] = []
+    sent: list[int] = []
     written = 0
     for attempt in range(repeats + 1):
         _do(workers, device, Work(name.value, "profile", 0, _tokens(context)))
+        begun = workers.now_us()
         done = _do(workers, device, work)
+        whole = workers.now_us() - begun
         written = len(done.output.tokens)
         if attempt:
             times.append(max(1, done.end_us - done.start_us))
+            sent.append(whole - (done.end_us - done.start_us))
     counted = tokens if op == CostOp.PREFILL else written
-    return Sample(name, device, op, counted, context, tuple(times)) if counted else None
+    return Sample(name, device, op, counted, context, tuple(times), tuple(sent)) if counted else None
 
 
 def _work(name: RoleName, op: CostOp, tokens: int, context: int) -> Work:

@@ -51,7 +51,9 @@ class Replay:
 def replay(plan: Plan, rows: Sequence[StepRow], costs: Costs, sink: Sink | None = None) -> Replay:
     """What `plan` makes of the problems of a step trace."""
     segments = [s for rows_of in by_problem(rows).values() for s in _segments(rows_of)]
-    replayed = replace(plan, workflow=_recorded(plan.workflow), chunk_tokens=1)
+    # A task's time is all that was seen of it, and its chunks are there to be cancelled at any token.
+    machine = replace(plan.machine, dispatch_us=0.0)
+    replayed = replace(plan, workflow=_recorded(plan.workflow), machine=machine, chunk_tokens=1)
     backend = ReplayBackend(segments, replayed, costs)
     workers = VirtualWorkers(backend.took_us, dict.fromkeys(plan.placement.values(), backend))
     events, note = collector(sink)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def simulate(
 def _drawn(workflow: Workflow, seed: int) -> Workflow:
     """The workflow with the budgets and the thresholds that the drawn problems need."""
     longest = LONGEST * max(workflow.statistics.draft_step_tokens, workflow.statistics.target_step_tokens)
-    steps = LONGEST * workflow.statistics.steps
+    steps = ceil(LONGEST * workflow.statistics.steps)
     budget = replace(workflow.budget, steps=steps, tokens=longest * (steps + 1), step_tokens=longest)
     # Drawn scores are 0 and 1, which no threshold of 0 could tell apart.
     policy = replace(workflow.policy, accept=0.5, accept_refined=0.5)
@@ -143,7 +144,7 @@ class SampledBackend(StandInBackend):
         return (first, *(FILLER,) * (length - 2), DELIMITER)
 
 
-def _drawn_length(mean: int, spread: float, what: str, number: int) -> int:
+def _drawn_length(mean: float, spread: float, what: str, number: int) -> int:
     """A whole number, at least 1."""
     return max(1, round(mean * factor(spread, _uniform(what, number))))
 

@@ -182,7 +182,8 @@ class Statistics:
     prompt_tokens: int = 24
     draft_step_tokens: int = 20
     target_step_tokens: int = 20
-    steps: int = 4
+    steps: float = 4
+    """Of a problem, on average."""
     draft_step_spread: float = 0.3
     """How much lengths of drafted steps differ: their standard deviation over their mean."""
     target_step_spread: float = 0.3
@@ -286,8 +287,10 @@ def _rules(workflow: Workflow) -> Iterator[Rule]:
         yield f"roles.{name}.numerics.arithmetic", role.numerics.arithmetic.value, right, mend
     yield from _whole("budget", workflow.budget, 1, LARGEST, "steps", "tokens", "step_tokens")
     yield from _share("statistics", statistics, "accept", "accept_refined")
-    lengths = ("prompt_tokens", "draft_step_tokens", "target_step_tokens", "steps")
+    lengths = ("prompt_tokens", "draft_step_tokens", "target_step_tokens")
     yield from _whole("statistics", statistics, 1, LARGEST, *lengths)
+    steps = statistics.steps
+    yield "statistics.steps", steps, 1 <= steps <= LARGEST, f"use a number from 1 to {LARGEST}"
     yield from _share("statistics", statistics, "persistence")
     for name in ("draft_step_spread", "target_step_spread", "steps_spread"):
         value = getattr(statistics, name)

@@ -83,6 +83,8 @@ def to_mapping(obj: Any) -> Any:
         return {str(to_mapping(key)): to_mapping(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple):
         return [to_mapping(value) for value in obj]
+    if isinstance(obj, float) and obj.is_integer():
+        return int(obj)  # 4 and 4.0 are one number, and have one hash
     return obj
 
 

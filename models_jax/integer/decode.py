@@ -20,24 +20,21 @@ FEED_ROWS = 8
 class Sampler(NamedTuple):
     """How the next token is chosen."""
 
-    key: jax.Array
+    key: jax.Array | np.ndarray
     """Upper and lower word of the 64-bit key, uint32 (2,)."""
-    temperature: jax.Array
+    temperature: jax.Array | np.int32
     """int32, UQ3.10; 0 is greedy."""
-    stops: jax.Array
+    stops: jax.Array | np.ndarray
     """int8 (vocabulary, n): the table of `models_jax.stops.Stops`; nothing is generated past state n."""
-    state: jax.Array
+    state: jax.Array | np.int32
     """int32: the state of the step that is begun, below n."""
 
 
 def sampler(key: int, temperature: float, stops: np.ndarray | jax.Array, state: int = 0) -> Sampler:
     """From a 64-bit key, a temperature, a table of stops and a state. Raises UserError for a bad temperature."""
-    return Sampler(
-        jnp.asarray(np.array(gumbel.key_words(key), np.uint32)),
-        jnp.int32(gumbel.temperature_units(temperature)),
-        jnp.asarray(stops),
-        jnp.int32(state),
-    )
+    # Numpy's numbers go to the device with the call they are for; jnp's would each be a call of their own.
+    words, units = np.array(gumbel.key_words(key), np.uint32), np.int32(gumbel.temperature_units(temperature))
+    return Sampler(words, units, stops, np.int32(state))
 
 
 class Progress(NamedTuple):
@@ -54,7 +51,7 @@ class Progress(NamedTuple):
     """int32: how much of a delimiter the step ends with."""
 
 
-def threefry(key: jax.Array, x0: jax.Array, x1: jax.Array) -> jax.Array:
+def threefry(key: jax.Array | np.ndarray, x0: jax.Array, x1: jax.Array) -> jax.Array:
     """The first word of `gumbel.threefry`."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(gumbel.PARITY))
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
@@ -137,7 +134,7 @@ def advance(
     With `limit == length` it only reads. To generate, the last token must still be unread (`computed < length`):
     its logits give the next one. The cache and `tokens` need `limit + FEED_ROWS` slots.
     """
-    at = Progress(cache, tokens, computed, length, sampler.state)
+    at = Progress(cache, tokens, computed, length, jnp.asarray(sampler.state))
     at = feed(p, at, jnp.where(limit > length, length - 1, length), shape)
     return generate(p, at, limit, sampler, shape)
 

@@ -265,8 +265,9 @@ class Session:
         return {"ask": self.score_prompt, "expectation": expectation}
 
     def delay_us(self, device: str, start: Start) -> int:
-        """Until the tokens, and the verdict, that a piece of work depends on have reached its device."""
+        """Until a chunk is sent, and the tokens, and the verdict, that it depends on have reached its device."""
         plan, request = self.host.plan, start.request
+        sent = round(plan.machine.dispatch_us)
         sources = set()
         if request.node.step is not None:
             sources.add(plan.placement[request.node.step.source])
@@ -274,9 +275,9 @@ class Session:
         if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and verifier is not None:
             sources.add(plan.placement[verifier])
         if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
-            return 0
+            return sent
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
-        return max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
+        return sent + max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
 
     def _begun(self, request: Request) -> list[int]:
         """The tokens of a step that is being written; SYNC reads those of the step that the policy waits for."""

@@ -269,7 +269,8 @@ def build(
     possible = {(r, d) for p in placements for r, d in p.items()}
     places = dict.fromkeys([*devices, *(d for _, d in possible), *elsewhere.values()])
     pairs = {(t, d) for t in graph.tasks for d in places if (t.role, d) in possible or elsewhere.get(t.id) == d}
-    length = {(t.id, d): _duration_us(graph, t, d, costs, chunk_tokens, workflow.statistics) for t, d in pairs}
+    sent = round(machine.dispatch_us)
+    length = {(t.id, d): _duration_us(graph, t, d, costs, chunk_tokens, workflow.statistics, sent) for t, d in pairs}
     for task, d in pairs:
         if task.op is Op.TRANSFER:
             source = next((elsewhere[p.id] for p in graph.producers(task.id) if p.id in elsewhere), d)
@@ -281,9 +282,9 @@ def build(
         devices,
         length,
         {(a, b): transfer_us(machine, a, b, payload) for a, b in product(places, places)},
-        {(r, d): costs.decode_us(r, d, chunk_tokens, context) for r, d in possible},
+        {(r, d): sent + costs.decode_us(r, d, chunk_tokens, context) for r, d in possible},
         placements,
-        {(r, d): costs.prefill_us(r, d, chunk_tokens, context) for r, d in possible},
+        {(r, d): sent + costs.prefill_us(r, d, chunk_tokens, context) for r, d in possible},
         {(t.id, d): _extra_us(graph, t, d, costs) for t, d in pairs if t.joins},
         {d.name: Power(d.active_w, d.idle_w) for d in machine.devices},
         elsewhere,
@@ -344,14 +345,16 @@ def _fate(task: Task, outcome: Outcome) -> tuple[str, ...] | None:
     return tuple(broken_by(task.guard, outcome)) or None
 
 
-def _duration_us(graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: int, statistics: Statistics) -> int:
+def _duration_us(
+    graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: int, statistics: Statistics, sent_us: int
+) -> int:
     """The mean over the lengths that steps have; a prompt has one length.
 
     A pass of a block of rows costs the same for one row as for all, so that the mean length does not have the mean
-    cost.
+    cost. Each chunk is sent first; what is read before the first token is in that token's chunk.
     """
     if task.op is Op.PREFILL:
-        return costs.prefill_us(task.role, place, task.tokens_in, task.context) if task.tokens_in else 0
+        return sent_us + costs.prefill_us(task.role, place, task.tokens_in, task.context) if task.tokens_in else 0
     streams = any(kind is EdgeKind.STREAM for _, _, kind in graph.digraph.in_edges(task.id, data="kind"))
     drafted = task.role is RoleName.DRAFT or any(p.op is Op.DRAFT for p in graph.producers(task.id))
     shares = factors(statistics.draft_step_spread if drafted else statistics.target_step_spread)
@@ -359,9 +362,10 @@ def _duration_us(graph: TaskGraph, task: Task, place: str, costs: Costs, chunk: 
     for share in shares:
         read, written = round(task.tokens_in * share), round(task.tokens_out * share)
         for done, tokens in _chunks(read, chunk if streams else read):
-            total += costs.prefill_us(task.role, place, tokens, task.context + done)
+            sent = 0 if written else sent_us
+            total += sent + costs.prefill_us(task.role, place, tokens, task.context + done)
         for done, tokens in _chunks(written, chunk):
-            total += costs.decode_us(task.role, place, tokens, task.context + task.tokens_in + done)
+            total += sent_us + costs.decode_us(task.role, place, tokens, task.context + task.tokens_in + done)
     return round(total / len(shares))
 
 

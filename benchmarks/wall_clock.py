@@ -1,0 +1,179 @@
+"""Plans on the wall clock of this computer, beside their simulation on costs that were measured just before.
+
+Two cores are two devices. Each role is timed on each of them, acceptance and lengths come from a run on other problems;
+then the plans take turns on the same problems, so that whatever else the computer does slows all of them. Ratios are
+medians over the turns, of two plans in the same turn. One case has a target whose steps take longer: the one that
+ships with further layers that add nothing, so that it writes the same at the cost of a deeper model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import load_file, save_file
+
+from planner import api
+from planner.checkpoint import model_folder
+from planner.cost import CostTable
+from planner.fit import fit_events
+from planner.plan import Plan
+from planner.problems import problem_set
+from planner.problems.base import Problem
+from planner.profile import devices_of, profile
+from planner.report import Report, report
+from planner.runtime.engine import Engine
+from planner.simulate import simulate
+from planner.trace import ClockKind, Event
+from planner.workflow import NEEDED_ROLES, Policy, RoleName, Workflow
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MACHINE = "this-computer"
+FIT_SEED, RUN_SEED, SIMULATION_SEED = 7_000_000, 8_000_000, 1001
+SIMULATED = 400
+FURTHER_LAYERS = 16
+PROFILE_S = 12.0
+"""For a role on a device."""
+
+
+class Contender:
+    """A plan whose models stay loaded from turn to turn."""
+
+    def __init__(self, name: str, plan: Plan, stack: ExitStack) -> None:
+        """Loads and compiles; what it holds ends with `stack`."""
+        self.name, self.plan = name, plan
+        self.events: list[Event] = []
+        """Those of the last turn."""
+        self.reports: list[Report] = []
+        self.answers: list[tuple[object, ...]] = []
+        """Of each turn."""
+        workers = stack.enter_context(api.open_workers(plan, ClockKind.WALL))
+        self._engine = Engine(plan, workers, problem_set(plan.workflow.problems), self.events.append)
+        self._head = self.events[0]
+
+    def turn(self, problems: Sequence[Problem]) -> None:
+        """Solve the problems, one after another."""
+        self.events[:] = [self._head]
+        solved = api.in_order(self._engine.solve_all(problems), problems)
+        self.answers.append(tuple((s.outcome.status, s.answer, s.steps) for s in solved))
+        self.reports.append(report(self.plan, self.events))
+
+    def over(self, other: Contender) -> float:
+        """How many times as long as this one the other takes: the median over the turns."""
+        pairs = zip(other.reports[1:], self.reports[1:], strict=True)  # the first warms up
+        return statistics.median(a.mean_us / b.mean_us for a, b in pairs)
+
+
+def deeper(model: str, further: int, folder: Path) -> str:
+    """A checkpoint that writes what `model` writes, with further layers whose output is zero."""
+    shutil.copytree(model_folder(model), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    layers = config["num_hidden_layers"]
+    config["num_hidden_layers"] = layers + further
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    weights = load_file(folder / "model.safetensors")
+    first = {name: value for name, value in weights.items() if name.startswith("model.layers.0.")}
+    for layer in range(layers, layers + further):
+        for name, value in first.items():
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            weights[name.replace(".0.", f".{layer}.", 1)] = np.zeros_like(value) if adds else value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def cases(scratch: Path) -> Iterator[tuple[str, Workflow]]:
+    """Workflows by title."""
+    for name in ("sums", "countdown"):
+        yield f"{name}, the models that ship", Workflow.load(EXAMPLES / f"{name}.yaml")
+    for name in ("sums", "countdown"):
+        flow = Workflow.load(EXAMPLES / f"{name}.yaml")
+        target = flow.roles[RoleName.TARGET]
+        slow = replace(target, model=deeper(target.model, FURTHER_LAYERS, scratch / name))
+        yield (
+            f"{name}, the target {FURTHER_LAYERS} layers deeper",
+            replace(flow, roles={**flow.roles, RoleName.TARGET: slow}),
+        )
+
+
+def costs_here(flow: Workflow, count: int) -> CostTable:
+    """Costs of the workflow's models on both cores, and statistics seen in a serial run on problems of its own."""
+    machine, kinds = api.as_machine(MACHINE), problem_set(flow.problems)
+    roles = {name: flow.roles[name] for name in NEEDED_ROLES[flow.policy.kind]}
+    table, _ = profile(machine, devices_of(machine, roles, None), kinds.delimiter, limit_s=PROFILE_S)
+    with ExitStack() as stack:
+        seen = Contender("serial", api.plan(flow, machine, "serial", costs=table), stack)
+        seen.turn(kinds.generate(count, FIT_SEED))
+    return replace(table, statistics=fit_events(seen.plan, seen.events, "a serial run").statistics)
+
+
+def measured(flow: Workflow, table: CostTable, count: int, turns: int) -> tuple[list[Contender], dict[str, Report]]:
+    """The plans after all turns, and the simulation of those that draft."""
+    kinds = problem_set(flow.problems)
+    problems = kinds.generate(count, RUN_SEED)
+    alone = replace(flow, policy=replace(flow.policy, kind=Policy.TARGET_ONLY))
+    plans = {name: api.plan(flow, MACHINE, name, costs=table) for name in ("serial", "overlapped", "auto")}
+    plans["target_only"] = api.plan(alone, MACHINE, "serial", costs=table)
+    with ExitStack() as stack:
+        found = [Contender(name, plan, stack) for name, plan in plans.items()]
+        for _ in range(turns + 1):
+            for contender in found:
+                contender.turn(problems)
+    simulated = {}
+    for name, plan in plans.items():
+        if name != "target_only":
+            costs = api.costs_of(plan.workflow, plan.machine, table)
+            simulated[name] = simulate(plan, costs, SIMULATED, SIMULATION_SEED)
+    same = {c.answers[0] for c in found if c.name != "target_only"}
+    assert len(same) == 1 and all(len(set(c.answers)) == 1 for c in found), "a plan changed an answer"
+    return found, simulated
+
+
+def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]) -> None:
+    """One table."""
+    table = Table(title=title, title_justify="left")
+    for column in ("plan", "ms a problem", "simulated", "serial / this", "simulated", "share of it", "solved", "work"):
+        table.add_column(column)
+    serial = next(c for c in found if c.name == "serial")
+    for c in found:
+        ms = statistics.median(r.mean_us for r in c.reports[1:]) / 1e3
+        ratio, row = c.over(serial), [c.name, f"{ms:.2f}"]
+        if c.name in simulated:
+            said = simulated["serial"].mean_us / simulated[c.name].mean_us
+            row += [f"{simulated[c.name].mean_us / 1e3:.2f}", f"{ratio:.2f}", f"{said:.2f}", f"{ratio / said:.0%}"]
+        else:
+            row += ["", f"{ratio:.2f}", "", ""]
+        last = c.reports[-1]
+        busy = "  ".join(f"{d.device} {d.utilisation:.0%}" for d in last.devices)
+        table.add_row(*row, f"{last.correct / last.problems:.1%}", busy)
+    auto = next(c for c in found if c.name == "auto").plan
+    knobs = f"{auto.draft_ahead} ahead, chunks of {auto.chunk_tokens}"
+    where = ", ".join(f"{role} on {device}" for role, device in auto.placement.items())
+    Console(width=150).print(table, f"auto: {where}; {knobs}. Times are measured unless their column says simulated.\n")
+
+
+def main() -> None:
+    """Print a table for each case."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--problems", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--cases", nargs="*", default=[""], help="those whose title has one of these in it")
+    given = parser.parse_args()
+    with TemporaryDirectory() as scratch:
+        for title, flow in cases(Path(scratch)):
+            if any(word in title for word in given.cases):
+                table = costs_here(flow, given.problems)
+                show(title, *measured(flow, table, given.problems, given.turns))
+
+
+if __name__ == "__main__":
+    main()
