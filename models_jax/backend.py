@@ -10,7 +10,7 @@ from models_jax.placement import Placement
 from models_jax.runner import ModelRunner
 from planner.checkpoint import model_folder
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Arithmetic, Role
 
 
@@ -25,9 +25,7 @@ class JaxBackend:
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Load and compile the model of role `name`, in place of one loaded before."""
         folder = model_folder(role.model)
-        old = self._runners.pop(name, None)
-        if old is not None:
-            old.close()
+        self.unload(name)
         if role.numerics.arithmetic is Arithmetic.INT8:
             from models_jax.integer.runner import IntegerRunner
 
@@ -60,6 +58,20 @@ class JaxBackend:
     def fork(self, name: str, sequence: str, new_sequence: str) -> None:
         """Make `new_sequence` a copy of a known sequence, in place of what it was."""
         self._runner(name).fork(sequence, new_sequence)
+
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """What a known sequence of a role that writes holds."""
+        return self._runner(name).hand_over(sequence)
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        """Make a sequence of a role that writes what another device has handed over."""
+        self._runner(name).take_over(sequence, handed)
+
+    def unload(self, name: str) -> None:
+        """Free a role's model and sequences, if it is loaded."""
+        runner = self._runners.pop(name, None)
+        if runner is not None:
+            runner.close()
 
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""

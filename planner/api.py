@@ -19,8 +19,8 @@ from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.report import Report, report
 from planner.runtime.engine import Engine, Load
+from planner.runtime.host import Journal, Solved
 from planner.runtime.process import ProcessWorkers
-from planner.runtime.session import Journal, Solved
 from planner.runtime.watch import Live, Ratios, ScaledCosts
 from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.search import Progress

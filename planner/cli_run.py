@@ -18,8 +18,8 @@ from planner.export import export, planned_and_happened
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.runtime.engine import Load
+from planner.runtime.host import Solved
 from planner.runtime.journal import Ended
-from planner.runtime.session import Solved
 from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile
 
