@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from models_jax.device import choose_devices
 from models_jax.float_runner import FloatRunner
 from models_jax.placement import Placement
+from models_jax.profiling import Profile
 from models_jax.runner import ModelRunner
 from planner.checkpoint import model_folder
 from planner.errors import UserError
@@ -21,6 +22,7 @@ class JaxBackend:
         """Options: `platform` (cpu, gpu; default is JAX's own choice) and `devices`, indices among them: "0", "0,1"."""
         self._devices = choose_devices(options or {})
         self._runners: dict[str, ModelRunner] = {}
+        self._profile = Profile()
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Load and compile the model of role `name`, in place of one loaded before."""
@@ -49,7 +51,8 @@ class JaxBackend:
 
     def run(self, work: Work) -> Output:
         """Do one chunk."""
-        return self._runner(work.role).run(work)
+        with self._profile.unit(work):
+            return self._runner(work.role).run(work)
 
     def rewind(self, name: str, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
@@ -75,6 +78,7 @@ class JaxBackend:
 
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""
+        self._profile.close()
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()

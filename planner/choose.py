@@ -129,7 +129,7 @@ def _solved(task: _Task) -> tuple[Plan, Goal]:
         goal = wish.goal(fastest)
         if plan.status != "interrupted":
             plan = _tuned(task, _aim(goal, plan, fastest), task.judge(goal), plan)
-        plan = replace(plan, objective=goal.objective)
+        plan = replace(plan, **vars(wish))
         _keep_caps(goal, task.judge(goal).report(plan))
     plan = _with_prefill(task, plan, task.judge(goal)) if plan.status != "interrupted" else plan
     return replace(plan, solver=Solver("cp-sat", round(time.monotonic() - began, 3))), goal
@@ -352,7 +352,7 @@ def auto(
     candidates = [plan, *(preset(name, workflow, machine, costs, models, task.options.rounds) for name in PRESETS)]
     judged = {p.name: judge.report(p, problems) for p in candidates}
     best = min(candidates, key=lambda p: judge.worth(p, problems))
-    return replace(best, name="auto", objective=goal.objective), judged
+    return replace(best, name="auto", **vars(task.options.wish)), judged
 
 
 def _as_asked(priorities: dict[str, tuple[str, ...]], placement: Placement) -> dict[str, tuple[str, ...]]:

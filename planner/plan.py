@@ -12,7 +12,7 @@ from planner import machine, workflow
 from planner.errors import UserError
 from planner.graph import Op, TaskGraph, from_text
 from planner.machine import Machine
-from planner.schedule.aim import Objective
+from planner.schedule.aim import NO_CAP, Cap, Objective
 from planner.schedule.instance import Schedule, Slot
 from planner.workflow import NEEDED_ROLES, RoleName, Statistics, Workflow
 from planner.yaml_file import content_hash, from_mapping, to_mapping
@@ -72,6 +72,9 @@ class Plan:
     """Where a role's prompt is read, if not where the role runs: its cache is moved there afterwards."""
     objective: Objective = Objective.LATENCY
     """What the plan was made to be small in."""
+    max_latency: Cap = NO_CAP
+    max_energy: Cap = NO_CAP
+    """What a problem may take, as it was asked for: a plan made anew in a run keeps to it, too."""
     energy_mj: float = 0.0
     """Expected energy a round of the window, as planned; 0 if it was not asked for."""
     bound: float = 0.0
