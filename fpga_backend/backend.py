@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from fpga_backend.transport import Transport, check_options, transport_named
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Arithmetic, Role, RoleName
 
 
@@ -21,9 +21,7 @@ class FpgaBackend:
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Load the integer model of role `name`, in place of one loaded before."""
         check_role(name, role)
-        old = self._roles.pop(name, None)
-        if old is not None:
-            old.close()
+        self.unload(name)
         self._roles[name] = self._transport(name, role, delimiter)
         return self._roles[name].info
 
@@ -50,6 +48,20 @@ class FpgaBackend:
     def fork(self, name: str, sequence: str, new_sequence: str) -> None:
         """Make `new_sequence` a copy of a known sequence, in place of what it was."""
         self._role(name).fork(sequence, new_sequence)
+
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """What a known sequence of a role that writes holds."""
+        return self._role(name).hand_over(sequence)
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        """Make a sequence of a role that writes what another device has handed over."""
+        self._role(name).take_over(sequence, handed)
+
+    def unload(self, name: str) -> None:
+        """Free a role's model and sequences, if it is loaded."""
+        runner = self._roles.pop(name, None)
+        if runner is not None:
+            runner.close()
 
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""

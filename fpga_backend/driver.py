@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fpga_backend.cache_rows import read_rows, write_rows
 from fpga_backend.commands import image as command_image
 from fpga_backend.core import Core
 from fpga_backend.packing import PAGE, pack, stop_mask
@@ -123,7 +124,8 @@ class Driver:
         self._context, self._vocab_size = context, model.shape.vocab_size
         packed = pack(model, self._core)
         commands = compile_model(model, packed, self._core, context)
-        plan = cache_plan(model.shape, self._core, context)
+        self._shape, self._plan = model.shape, cache_plan(model.shape, self._core, context)
+        plan = self._plan
         self._stride = -(-plan.total * self._core.lanes // PAGE) * PAGE
         self._most_cycles = 64 * (packed.weights.size // self._core.lanes + plan.total + 4096 * len(commands))
         parts = {
@@ -142,6 +144,22 @@ class Driver:
         """Memory for a new sequence."""
         size = -(-4 * self._context // PAGE) * PAGE
         return Sequence(self._device.allocate(size), self._device.allocate(self._stride * self._core.engines))
+
+    def cache_rows(self, sequence: Sequence, tokens: int) -> NDArray[np.int8]:
+        """Keys and values of the first tokens: int8 (layers, 2, tokens, key heads, head_dim)."""
+        sequence.cache.from_device()
+        return read_rows(self._memory(sequence), self._plan, self._core, self._shape, tokens)
+
+    def fill_cache(self, sequence: Sequence, rows: NDArray[np.int8]) -> None:
+        """Put keys and values, as `cache_rows` gives them, into the first slots."""
+        write_rows(self._memory(sequence), self._plan, self._core, self._shape, rows)
+        sequence.cache.to_device()
+
+    def copy_cache(self, sequence: Sequence, to: Sequence) -> None:
+        """Copy the whole cache of a sequence, by way of the host."""
+        sequence.cache.from_device()
+        to.cache.data[:] = sequence.cache.data
+        to.cache.to_device()
 
     def run(
         self,
@@ -198,6 +216,11 @@ class Driver:
         buffer.data[: part.size] = part
         buffer.to_device()
         return buffer
+
+    def _memory(self, sequence: Sequence) -> NDArray[np.uint8]:
+        """The host's side of a cache, (engines, beats, lanes)."""
+        whole = sequence.cache.data[: self._stride * self._core.engines]
+        return whole.reshape(self._core.engines, -1, self._core.lanes)
 
     def _set(self, name: str, value: int) -> None:
         self._device.write(OFFSETS[name], value)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fpga_backend.driver import Device, Driver
 from fpga_backend.driver import Sequence as DeviceSequence
 from models_jax.integer import gumbel
-from models_jax.integer.runner import check_context, check_work, model_info, read_beside
+from models_jax.integer.runner import check_context, check_work, model_info, read_beside, rows_shape
 from models_jax.sequences import Held, Sequences
 from models_jax.stops import Stops
 from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
-from planner.runtime.backend import Output, Work
+from planner.runtime.backend import Handed, Output, Work
 from planner.workflow import Role
 
 
@@ -40,6 +42,7 @@ class CoreRunner:
         except BaseException:
             device.close()
             raise
+        self._rows_shape = rows_shape(model.shape)
         self.info = model_info(model, folder, self._tokenizer, context)
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -73,9 +76,24 @@ class CoreRunner:
             self._caches.pop(sequence).free()
 
     def fork(self, sequence: str, new_sequence: str) -> None:
-        """Make `new_sequence` a copy of a sequence, in place of what it was. It is read afresh when it is used."""
+        """Make `new_sequence` a copy of a sequence, in place of what it was."""
         self._sequences.fork(sequence, new_sequence)
-        self._sequences[new_sequence].computed = 0
+        if self._driver is not None and sequence in self._caches:
+            self._driver.copy_cache(self._caches[sequence], self._cache(self._driver, new_sequence))
+
+    def hand_over(self, sequence: str) -> Handed:
+        """What a sequence holds: the bytes of any device of the integer model."""
+        length = self._sequences.known(sequence).length
+        self.run(Work(self._name, sequence, length, ()))
+        assert self._driver is not None, "a role that is closed does not run"
+        return self._sequences.hand_over(sequence, self._driver.cache_rows(self._caches[sequence], length))
+
+    def take_over(self, sequence: str, handed: Handed) -> None:
+        """Let a sequence hold what was handed over."""
+        if self._driver is None:
+            raise RuntimeError(f"role {self._name!r} is closed")
+        rows = self._sequences.take_over(sequence, handed, self._rows_shape, np.int8)
+        self._driver.fill_cache(self._cache(self._driver, sequence), rows)
 
     def close(self) -> None:
         """Free weights and caches; calling it twice is harmless."""
@@ -86,15 +104,14 @@ class CoreRunner:
         self._driver = None
 
     def _write(self, driver: Driver, work: Work, held: Held, limit: int) -> Output:
-        if work.sequence not in self._caches:
-            self._caches[work.sequence] = driver.sequence()
+        cache = self._cache(driver, work.sequence)
         begun, cycles, written = list(held.begun(work)), 0, ()
         while True:
             # The logits of the last token are needed anew: it is read once more.
             start = min(held.computed, held.length - 1) if limit > held.length else held.computed
             held.computed = start
             tokens = held.tokens[: held.length]
-            done = driver.run(self._caches[work.sequence], tokens, start, limit, work.key, work.temperature)
+            done = driver.run(cache, tokens, start, limit, work.key, work.temperature)
             cycles += done.counters["CYCLES"]
             held.append(done.tokens)
             held.computed = done.computed
@@ -104,3 +121,8 @@ class CoreRunner:
                 break
         ended = bool(written) and written[-1] in self._tokenizer.eos_ids
         return Output(written, complete=complete, ended=ended, cycles=cycles)
+
+    def _cache(self, driver: Driver, sequence: str) -> DeviceSequence:
+        if sequence not in self._caches:
+            self._caches[sequence] = driver.sequence()
+        return self._caches[sequence]

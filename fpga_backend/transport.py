@@ -9,7 +9,7 @@ from typing import Protocol
 
 from planner.checkpoint import model_folder
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Role
 
 TRANSPORTS = ("emulate", "rtl", "board")
@@ -44,6 +44,14 @@ class Transport(Protocol):
 
     def fork(self, sequence: str, new_sequence: str) -> None:
         """Make `new_sequence` a copy of a known sequence, in place of what it was."""
+        ...
+
+    def hand_over(self, sequence: str) -> Handed:
+        """See `planner.runtime.backend.Backend.hand_over`."""
+        ...
+
+    def take_over(self, sequence: str, handed: Handed) -> None:
+        """See `planner.runtime.backend.Backend.take_over`."""
         ...
 
     def close(self) -> None:

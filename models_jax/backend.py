@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from models_jax.device import choose_devices
 from models_jax.float_runner import FloatRunner
 from models_jax.placement import Placement
+from models_jax.profiling import Profile
 from models_jax.runner import ModelRunner
 from planner.checkpoint import model_folder
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Arithmetic, Role
 
 
@@ -21,13 +22,12 @@ class JaxBackend:
         """Options: `platform` (cpu, gpu; default is JAX's own choice) and `devices`, indices among them: "0", "0,1"."""
         self._devices = choose_devices(options or {})
         self._runners: dict[str, ModelRunner] = {}
+        self._profile = Profile()
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Load and compile the model of role `name`, in place of one loaded before."""
         folder = model_folder(role.model)
-        old = self._runners.pop(name, None)
-        if old is not None:
-            old.close()
+        self.unload(name)
         if role.numerics.arithmetic is Arithmetic.INT8:
             from models_jax.integer.runner import IntegerRunner
 
@@ -51,7 +51,8 @@ class JaxBackend:
 
     def run(self, work: Work) -> Output:
         """Do one chunk."""
-        return self._runner(work.role).run(work)
+        with self._profile.unit(work):
+            return self._runner(work.role).run(work)
 
     def rewind(self, name: str, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens of a sequence; with 0 its cache is freed."""
@@ -61,8 +62,23 @@ class JaxBackend:
         """Make `new_sequence` a copy of a known sequence, in place of what it was."""
         self._runner(name).fork(sequence, new_sequence)
 
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """What a known sequence of a role that writes holds."""
+        return self._runner(name).hand_over(sequence)
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        """Make a sequence of a role that writes what another device has handed over."""
+        self._runner(name).take_over(sequence, handed)
+
+    def unload(self, name: str) -> None:
+        """Free a role's model and sequences, if it is loaded."""
+        runner = self._runners.pop(name, None)
+        if runner is not None:
+            runner.close()
+
     def close(self) -> None:
         """Free all models; calling it twice is harmless."""
+        self._profile.close()
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()

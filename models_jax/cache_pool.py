@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from models_jax.config import ModelConfig
 from models_jax.transformer import Cache
@@ -57,6 +58,20 @@ class CachePool:
     def settle(self, sequence: str) -> None:
         """Wait for what was read into a cache: the device works on after the call, and the chunk is not over."""
         jax.block_until_ready(self._used.get(sequence))
+
+    def put(self, sequence: str, rows: np.ndarray) -> None:
+        """Let a sequence have a cache of these keys and values, (layers, 2, tokens, key heads, head_dim)."""
+        self.free(sequence)
+        layers, _, tokens, heads, dim = rows.shape
+        whole = np.zeros((2, layers, 1, heads, self._slots, dim), rows.dtype)
+        whole[:, :, 0, :, :tokens] = rows.transpose(1, 0, 3, 2, 4)
+        self._used[sequence] = jax.device_put(Cache(*(tuple(part) for part in whole)), self._placement)
+
+    def rows(self, sequence: str, tokens: int) -> np.ndarray:
+        """The keys and values of the first tokens of a sequence, as `put` takes them."""
+        cache = self._used[sequence]
+        parts = [[np.asarray(part)[0, :, :tokens] for part in parts] for parts in (cache.k, cache.v)]
+        return np.asarray(parts).transpose(1, 0, 3, 2, 4)
 
     def fork(self, sequence: str, new_sequence: str) -> None:
         """Copy what one sequence has to another, in place of what that had."""

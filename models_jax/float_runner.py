@@ -25,7 +25,7 @@ from models_jax.tokenizer import Tokenizer
 from models_jax.transformer import Cache
 from planner.checkpoint import model_hash
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Arithmetic, Role, RoleName, WeightKind
 
 DTYPES = {Arithmetic.FLOAT32: jnp.float32, Arithmetic.BFLOAT16: jnp.bfloat16}
@@ -96,8 +96,8 @@ class FloatRunner:
             raise RuntimeError(f"role {self._name!r} is closed")
         if work.score and not (self.config.reward_head or work.ask):
             raise UserError(f"role {self._name!r} has no reward head to score with", mend="give it a reward model")
-        if work.max_new and self.config.reward_head:
-            raise UserError(f"role {self._name!r} has a reward model, which cannot write", mend="give it another")
+        if work.max_new:
+            self._must_write()
         held = self._sequences.open(work)
         if self._drafter:
             self._drafter.cut(work.sequence, work.keep)
@@ -125,12 +125,35 @@ class FloatRunner:
             if self._drafter:
                 self._drafter.fork(sequence, new_sequence)
 
+    def hand_over(self, sequence: str) -> Handed:
+        """What a sequence holds. A reward model cannot: its rewards are no part of it."""
+        self._must_write()
+        held = self._sequences.known(sequence)
+        with enough_memory(self._name):
+            self._feed(sequence, held, held.length)
+        return self._sequences.hand_over(sequence, self._caches.rows(sequence, held.length))
+
+    def take_over(self, sequence: str, handed: Handed) -> None:
+        """Let a sequence hold what was handed over. The draft of its tokens, if there is one, reads them itself."""
+        self._must_write()
+        c = self.config
+        shape = (c.num_hidden_layers, c.num_key_value_heads, c.head_dim)
+        rows = self._sequences.take_over(sequence, handed, shape, self._dtype)
+        with enough_memory(self._name):
+            self._caches.put(sequence, rows)
+        if self._drafter:
+            self._drafter.cut(sequence, 0)
+
     def close(self) -> None:
         """Free weights and caches."""
         self._weights = ()
         self._caches.clear()
         if self._drafter:
             self._drafter.clear()
+
+    def _must_write(self) -> None:
+        if self.config.reward_head:
+            raise UserError(f"role {self._name!r} has a reward model, which cannot write", mend="give it another")
 
     def _read(self, work: Work, held: Held) -> Output:
         """Read what the cache does not cover."""

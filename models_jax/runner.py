@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 
 
 class ModelRunner(Protocol):
@@ -35,6 +35,14 @@ class ModelRunner(Protocol):
 
     def fork(self, sequence: str, new_sequence: str) -> None:
         """Make `new_sequence` a copy of a known sequence, in place of what it was."""
+        ...
+
+    def hand_over(self, sequence: str) -> Handed:
+        """See `planner.runtime.backend.Backend.hand_over`."""
+        ...
+
+    def take_over(self, sequence: str, handed: Handed) -> None:
+        """See `planner.runtime.backend.Backend.take_over`."""
         ...
 
     def close(self) -> None:

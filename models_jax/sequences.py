@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from planner.errors import UserError
-from planner.runtime.backend import Work
+from planner.runtime.backend import Handed, Work
 
 
 @dataclass
@@ -73,6 +75,35 @@ class Sequences:
         if held is None or name == new_name:
             raise ValueError(f"role {self._role!r} cannot make {new_name!r} a copy of sequence {name!r}")
         self._held[new_name] = replace(held, tokens=held.tokens.copy(), rewards=held.rewards.copy())
+
+    def hand_over(self, name: str, rows: np.ndarray) -> Handed:
+        """Sequence `name`, all of which is in the cache, with its keys and values (layers, 2, tokens, heads, dim)."""
+        held = self._held[name]
+        return Handed(tuple(int(token) for token in held.tokens[: held.length]), rows.tobytes())
+
+    def take_over(self, name: str, handed: Handed, shape: tuple[int, int, int], dtype: Any) -> np.ndarray:
+        """Let sequence `name` hold what was handed over, in place of what it was. Gives the keys and values.
+
+        They are (layers, 2, tokens, key heads, head_dim) of `dtype`; `shape` has these without 2 and the tokens.
+        ValueError if the bytes are not as many.
+        """
+        tokens, dtype = len(handed.tokens), np.dtype(dtype)
+        self._check(Work(self._role, name, 0, handed.tokens), self._empty())
+        needed = 2 * tokens * math.prod(shape) * dtype.itemsize
+        if len(handed.rows) != needed:
+            what = f"{len(handed.rows)} bytes were handed over for the {tokens} tokens of sequence {name!r}"
+            raise ValueError(f"{what} of role {self._role!r}, which need {needed}")
+        self._held[name] = held = self._empty()
+        held.append(handed.tokens)
+        held.computed = tokens
+        layers, *row = shape
+        return np.frombuffer(handed.rows, dtype).reshape(layers, 2, tokens, *row)
+
+    def known(self, name: str) -> Held:
+        """The sequence `name`; ValueError if nothing is known of it."""
+        if name not in self._held or not self._held[name].length:
+            raise ValueError(f"sequence {name!r} of role {self._role!r} holds nothing")
+        return self._held[name]
 
     def __contains__(self, name: str) -> bool:
         """Whether sequence `name` is known."""

@@ -12,6 +12,7 @@ from planner.checkpoint import model_config, model_folder, model_hash
 from planner.choose import Options, auto, solved
 from planner.cost import Costs, CostTable, cost_model
 from planner.errors import UserError
+from planner.goal import Wish
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.presets import PRESETS, preset
@@ -19,8 +20,8 @@ from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.report import Report, report
 from planner.runtime.engine import Engine, Load
+from planner.runtime.host import Journal, Solved
 from planner.runtime.process import ProcessWorkers
-from planner.runtime.session import Journal, Solved
 from planner.runtime.watch import Live, Ratios, ScaledCosts
 from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.search import Progress
@@ -106,7 +107,7 @@ def run(
     the cost model. `seed` replaces the workflow's. `sink` is called with each event as it happens, `on_solved` with
     each result as it is ready.
 
-    When a device is lost the run goes on by a plan of the same kind and `options` for the devices that are left. With
+    When a device is lost the run goes on by a plan of the same kind, goal and `options` for what is left. With
     `live` it also goes on by a plan made anew, in a process of its own meanwhile, when acceptance or costs turn out
     to be others than the plan assumes. Problems that `journal` knows to be over are left out. A problem that cannot
     be run has the status `error`. Raises UserError, also if no problem at all can be run.
@@ -144,9 +145,13 @@ def run(
 def replanner(
     plan: Plan, costs: CostTable | str | Path | None = None, options: Options | None = None
 ) -> Callable[..., Plan]:
-    """Makes plans of the kind of this one: `make(machine, workflow, ratios={})`, see `planner.runtime.watch.Make`."""
+    """Makes plans of the kind and for the goal of this one: `make(machine, workflow, ratios={})`.
+
+    See `planner.runtime.watch.Make`.
+    """
     kind = plan.name if plan.name in PLAN_NAMES else "auto"
-    return partial(_plan_on, kind=kind, costs=costs, options=options or Options())
+    wish = Wish(plan.objective, plan.max_latency, plan.max_energy)
+    return partial(_plan_on, kind=kind, costs=costs, options=replace(options or Options(), wish=wish))
 
 
 def _plan_on(

@@ -87,8 +87,8 @@ class _Task:
 
     @property
     def caches(self) -> int:
-        """Caches that a role holds: one a problem, and a speculative one."""
-        return CACHES - 1 + self.options.demand.concurrency
+        """Caches that a role holds: two for each problem at hand."""
+        return CACHES * self.options.demand.concurrency
 
     def judge(self, goal: Goal) -> Judge:
         return Judge(self.costs, goal, self.options.samples, CHOICE_SEED, self.options.demand)
@@ -129,9 +129,9 @@ def _solved(task: _Task) -> tuple[Plan, Goal]:
         goal = wish.goal(fastest)
         if plan.status != "interrupted":
             plan = _tuned(task, _aim(goal, plan, fastest), task.judge(goal), plan)
-        plan = replace(plan, objective=goal.objective)
+        plan = replace(plan, **vars(wish))
         _keep_caps(goal, task.judge(goal).report(plan))
-    plan = _with_prefill(task, plan) if plan.status != "interrupted" else plan
+    plan = _with_prefill(task, plan, task.judge(goal)) if plan.status != "interrupted" else plan
     return replace(plan, solver=Solver("cp-sat", round(time.monotonic() - began, 3))), goal
 
 
@@ -239,6 +239,7 @@ def _plan(task: _Task, instance: Instance, schedule: Schedule, window: Plan | No
         batch_verify=True,
         alternatives=_open(graph, schedule, Op.BACKTRACK) > 0,
         shadow_sync=window.shadow_sync if window else False,
+        sync_ahead=window.sync_ahead if window else False,
         energy_mj=schedule.energy_mj,
     )
 
@@ -251,7 +252,11 @@ def all_passes(rounds: int) -> tuple[Pass, ...]:
 
 def _free_passes(task: _Task, plan: Plan) -> tuple[Pass, ...]:
     """Everything that may run ahead, in a window that has the tasks of the plan."""
-    return (*all_passes(task.options.rounds), *([ShadowSync()] if plan.shadow_sync else []))
+    return (*all_passes(task.options.rounds), *_sync_passes(plan))
+
+
+def _sync_passes(plan: Plan) -> tuple[Pass, ...]:
+    return (ShadowSync(ahead=plan.sync_ahead),) if plan.shadow_sync else ()
 
 
 def passes_of(plan: Plan) -> tuple[Pass, ...]:
@@ -262,8 +267,7 @@ def passes_of(plan: Plan) -> tuple[Pass, ...]:
     passes += [EarlyNext()] if plan.early_next else []
     passes += [PrefetchAlternative()] if plan.alternatives else []
     passes += [BatchVerify()] if plan.batch_verify else []
-    passes += [ShadowSync()] if plan.shadow_sync else []
-    return tuple(passes)
+    return (*passes, *_sync_passes(plan))
 
 
 def _with_timeline(task: _Task, plan: Plan, aim: Aim, bounds: _Bounds, stopped: bool) -> Plan:
@@ -301,8 +305,8 @@ def _good_placements(instance: Instance) -> list[Placement]:
     return ranked[:PLACEMENTS]
 
 
-def _with_prefill(task: _Task, plan: Plan) -> Plan:
-    """The plan with the draft's prompt read where a problem's first round then ends first."""
+def _with_prefill(task: _Task, plan: Plan, judge: Judge) -> Plan:
+    """The plan with the draft's prompt read where a problem's first round then ends first, if that simulates better."""
     role = RoleName.DRAFT
     if role not in NEEDED_ROLES[task.workflow.policy.kind]:
         return plan
@@ -318,8 +322,18 @@ def _with_prefill(task: _Task, plan: Plan) -> Plan:
         here = replace(instance, placements=(plan.placement,))
         found[place] = solve(here, Limit(TIMELINE_WORK, task.options.limit_s)).objective_us
     best = min(found, key=found.__getitem__)
-    worth = found[best] < found[plan.placement[role]] * PREFILL_GAIN
-    return replace(plan, prefill_on={role: best}) if worth else plan
+    if found[best] >= found[plan.placement[role]] * PREFILL_GAIN:
+        return plan
+    elsewhere = read_elsewhere(plan, role, best)
+    return elsewhere if judge.worth(elsewhere) < judge.worth(plan) else plan
+
+
+def read_elsewhere(plan: Plan, role: RoleName, place: str) -> Plan:
+    """The plan with a role's prompt read in another place. The cache is moved before all else that needs no verdict."""
+    orders = dict(plan.priorities)
+    for device, op in ((place, Op.PREFILL), (plan.placement[role], Op.TRANSFER)):
+        orders[device] = tuple(dict.fromkeys([priority_key(op, 0), *orders.get(device, ())]))
+    return replace(plan, prefill_on={role: place}, priorities=orders)
 
 
 def auto(
@@ -338,7 +352,7 @@ def auto(
     candidates = [plan, *(preset(name, workflow, machine, costs, models, task.options.rounds) for name in PRESETS)]
     judged = {p.name: judge.report(p, problems) for p in candidates}
     best = min(candidates, key=lambda p: judge.worth(p, problems))
-    return replace(best, name="auto", objective=goal.objective), judged
+    return replace(best, name="auto", **vars(task.options.wish)), judged
 
 
 def _as_asked(priorities: dict[str, tuple[str, ...]], placement: Placement) -> dict[str, tuple[str, ...]]:

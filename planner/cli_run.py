@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from planner.export import export, planned_and_happened
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.runtime.engine import Load
+from planner.runtime.host import Solved
 from planner.runtime.journal import Ended
-from planner.runtime.session import Solved
 from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile
 
@@ -86,6 +86,7 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
 
 def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile | None) -> api.Run:
     settings = job.settings
+    options = replace(options, demand=replace(options.demand, concurrency=settings.concurrency))
     if not quiet:
         out.print(show.plan_table(job.plan))
     ticker = show.Ticker(out, shown)

@@ -17,7 +17,7 @@ from planner.workflow import Arithmetic, Numerics, RoleName, Statistics, Workflo
 from planner.yaml_file import Rule, content_hash, from_mapping, hold, read_yaml, to_mapping
 
 CACHES = 2
-"""Caches that a role holds on its device: the committed prefix and a speculative one."""
+"""Caches that a role holds on its device for a problem: the main one, and the shadow that reads on beside it."""
 
 
 class CostOp(StrEnum):

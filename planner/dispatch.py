@@ -29,6 +29,8 @@ class Situation:
     """What the policy would ask for if the refined step were weak."""
     streams: tuple[Request, ...] = ()
     """SYNC of the roles that lag behind the step that the target is writing."""
+    handed: Set[RoleName] = frozenset()
+    """Cold roles whose prompt another device has read."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) ->
     found = []
     for age, (problem, situation) in enumerate(situations.items()):
         for start in wanted_work(plan, situation):
-            device = plan.placement[start.request.role]
+            device = plan.place_of(start.request.op, start.request.role)
             rank = _rank(plan, device, start)
             if not start.speculative or rank < _UNLISTED:
                 key = (crowd and start.speculative, rank, start.speculative, age)
@@ -80,10 +82,21 @@ def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) ->
 
 
 def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:
-    """The request that the policy waits for, and all that the plan lets run ahead of it. Nothing that is known."""
+    """The request that the policy waits for, and all that the plan lets run ahead of it. Nothing that is known.
+
+    A role whose prompt is read elsewhere does nothing before its cache has come: that is needed in its place.
+    """
+    need, root = situation.need, list(situation.base.lineage())[-1]
+    away = {role for role in situation.cold if role in plan.prefill_on}
+    for role in sorted(away):
+        op = Op.TRANSFER if role in situation.handed else Op.PREFILL
+        yield Start(Request(op, root, role), 0, speculative=role is not need.role)
+    yield from (start for start in _warm_work(plan, situation, root) if start.request.role not in away)
+
+
+def _warm_work(plan: Plan, situation: Situation, root: Node) -> Iterator[Start]:
     need, base, known = situation.need, situation.base, situation.known
     yield Start(need, 0, speculative=False)
-    root = list(base.lineage())[-1]
     for role in sorted(situation.cold):
         if role is not need.role:
             yield Start(Request(Op.PREFILL, root, role), 0, speculative=True)

@@ -7,26 +7,10 @@ from math import inf
 
 from planner.errors import UserError
 from planner.report import Report
-from planner.schedule.aim import Objective
+from planner.schedule.aim import NO_CAP, Cap, Objective
 from planner.units import MICROSECONDS, quantity
 
 MILLIJOULES = {"mJ": 1, "J": 10**3, "kJ": 10**6}
-
-
-@dataclass(frozen=True)
-class Cap:
-    """A limit on the mean of a problem: so much, or so many times what the fastest plan takes."""
-
-    amount: float = inf
-    """us or mJ."""
-    factor: float | None = None
-
-    def of(self, reference: float) -> float:
-        """The limit, where the fastest plan takes `reference`."""
-        return self.amount if self.factor is None else self.factor * reference
-
-
-NO_CAP = Cap()
 
 
 def read_cap(text: str | None, units: dict[str, float], example: str, where: str) -> Cap:
@@ -35,10 +19,10 @@ def read_cap(text: str | None, units: dict[str, float], example: str, where: str
         return NO_CAP
     try:
         factor = float(text[:-1]) if text.endswith("x") else None
-        amount = inf if factor is not None else quantity(text, units, example)
+        amount = None if factor is not None else quantity(text, units, example)
     except ValueError:
         factor, amount = None, 0.0
-    if not 0 < (amount if factor is None else factor) <= inf or (factor is not None and not factor < inf):
+    if not 0 < (factor or amount or 0.0) < inf:
         raise UserError(f"{where} is {text!r}", mend=f"use a factor such as 1.2x, or an amount such as {example}")
     return Cap(amount, factor)
 

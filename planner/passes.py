@@ -140,6 +140,8 @@ class ShadowSync:
     """Draft and verifier read the target's step while it is written, and not when they need it."""
 
     roles: tuple[RoleName, ...] = (RoleName.DRAFT, RoleName.PRM)
+    ahead: bool = False
+    """Whether they may read as far ahead of verdicts as the step may be written."""
 
     def __call__(self, graph: TaskGraph) -> TaskGraph:
         """Add a SYNC on a STREAM edge for each step of the target and each role that reads it later."""
@@ -153,7 +155,7 @@ class ShadowSync:
             for role in roles:
                 readers = [t.id for t in _readers(graph, writer, role)]
                 if readers and f"sync.{role}.{writer.id}" not in graph.by_id:
-                    _add_sync(graph, tasks, edges, writer, role, readers)
+                    _add_sync(graph, tasks, edges, writer, role, readers, writer.ahead if self.ahead else 0)
         return _in_order(replace(graph, tasks=tuple(tasks), edges=tuple(edges)))
 
 
@@ -179,12 +181,13 @@ def _readers(graph: TaskGraph, writer: Task, role: RoleName) -> list[Task]:
 
 
 def _add_sync(
-    graph: TaskGraph, tasks: list[Task], edges: list[Edge], writer: Task, role: RoleName, readers: list[str]
+    graph: TaskGraph, tasks: list[Task], edges: list[Edge], writer: Task, role: RoleName, readers: list[str], ahead: int
 ) -> None:
     """Put the SYNC before its first reader, and take from the readers what it reads."""
     size = writer.tokens_out
     before = writer.context + writer.tokens_in
-    sync = Task(f"sync.{role}.{writer.id}", Op.SYNC, role, writer.round, size, context=before, guard=writer.guard)
+    name = f"sync.{role}.{writer.id}"
+    sync = Task(name, Op.SYNC, role, writer.round, size, context=before, guard=writer.guard, ahead=ahead)
     first = min(i for i, t in enumerate(tasks) if t.id in readers)
     for i, task in enumerate(tasks):
         if task.id in readers:

@@ -12,7 +12,7 @@ from planner import machine, workflow
 from planner.errors import UserError
 from planner.graph import Op, TaskGraph, from_text
 from planner.machine import Machine
-from planner.schedule.aim import Objective
+from planner.schedule.aim import NO_CAP, Cap, Objective
 from planner.schedule.instance import Schedule, Slot
 from planner.workflow import NEEDED_ROLES, RoleName, Statistics, Workflow
 from planner.yaml_file import content_hash, from_mapping, to_mapping
@@ -66,10 +66,15 @@ class Plan:
     """Whether the alternative of a backtrack is written while the refined step is still being verified."""
     shadow_sync: bool = False
     """Whether draft and verifier read the target's step while it is written."""
+    sync_ahead: bool = False
+    """Whether they do so before the verdict on the draft, too, beside what they hold of the draft's own steps."""
     prefill_on: dict[RoleName, str] = field(default_factory=dict)
     """Where a role's prompt is read, if not where the role runs: its cache is moved there afterwards."""
     objective: Objective = Objective.LATENCY
     """What the plan was made to be small in."""
+    max_latency: Cap = NO_CAP
+    max_energy: Cap = NO_CAP
+    """What a problem may take, as it was asked for: a plan made anew in a run keeps to it, too."""
     energy_mj: float = 0.0
     """Expected energy a round of the window, as planned; 0 if it was not asked for."""
     bound: float = 0.0
@@ -91,6 +96,16 @@ class Plan:
     def roles(self) -> tuple[RoleName, ...]:
         """The roles that take part."""
         return NEEDED_ROLES[self.workflow.policy.kind]
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The devices, and sets of devices, that work."""
+        return tuple(dict.fromkeys((*self.placement.values(), *self.prefill_on.values())))
+
+    def place_of(self, op: Op, role: RoleName) -> str:
+        """Where a role does work of a kind."""
+        place = self.placement[role]
+        return self.prefill_on.get(role, place) if op is Op.PREFILL else place
 
     @property
     def task_graph(self) -> TaskGraph:
@@ -179,7 +194,15 @@ def check(plan: Plan, where: str) -> None:
         if device not in [d.name for d in plan.machine.candidates(numerics)]:
             what = f"placement.{role} is {device!r}, which does not compute {numerics.arithmetic}"
             raise UserError(what, where=where, mend="place the role on a device that does")
-    for device in (*plan.priorities, *plan.prefill_on.values()):
+    for device in plan.priorities:
         plan.machine.device(device)
+    for role, device in plan.prefill_on.items():
+        plan.machine.device(device)
+        right = role is RoleName.DRAFT and device in [
+            d.name for d in plan.machine.candidates(plan.workflow.roles[role].numerics)
+        ]
+        if not right or device == plan.placement.get(role):
+            what = f"prefill_on.{role} is {device!r}, where the role's prompt cannot be read for another device"
+            raise UserError(what, where=where, mend="name another device that computes in the draft's numerics class")
     if plan.draft_ahead < 0 or plan.prefetch_ahead < 0 or plan.chunk_tokens < 1:
         raise UserError("draft_ahead or chunk_tokens is too small", where=where, mend="use 0 or more, and 1 or more")

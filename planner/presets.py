@@ -65,6 +65,7 @@ def preset(
         cost_source=costs_label(costs, placement),
         solver=Solver(name),
         shadow_sync=chosen.shadow_sync,
+        sync_ahead=chosen.shadow_sync,
     )
 
 

@@ -55,7 +55,7 @@ def replay(plan: Plan, rows: Sequence[StepRow], costs: Costs, sink: Sink | None 
     machine = replace(plan.machine, dispatch_us=0.0)
     replayed = replace(plan, workflow=_recorded(plan.workflow), machine=machine, chunk_tokens=1)
     backend = ReplayBackend(segments, replayed, costs)
-    workers = VirtualWorkers(backend.took_us, dict.fromkeys(plan.placement.values(), backend))
+    workers = VirtualWorkers(backend.took_us, dict.fromkeys(plan.places, backend))
     events, note = collector(sink)
     engine = Engine(replayed, workers, _Recorded(), note)
     took: dict[str, int] = {}
@@ -125,7 +125,7 @@ class ReplayBackend(StandInBackend):
 
     def __init__(self, segments: Sequence[Segment], plan: Plan, costs: Costs) -> None:
         """Steps that the trace does not hold have the statistics and the costs given."""
-        super().__init__()
+        super().__init__(costs.shapes)
         self._segments, self._plan, self._costs = segments, plan, costs
         self._last_us = 0.0
 

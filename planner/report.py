@@ -205,8 +205,8 @@ def _span_us(events: Sequence[Event]) -> int:
 def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span_us: int) -> tuple[DeviceUse, ...]:
     used = {(e.problem, name) for e in ends for name in e.used}
     rows = []
-    moves = [e.placement.values() for e in events if isinstance(e, Replanned)]
-    for name in dict.fromkeys(name for placement in (plan.placement.values(), *moves) for name in placement):
+    moves = [tuple(e.placement.values()) for e in events if isinstance(e, Replanned)]
+    for name in dict.fromkeys(name for places in (plan.places, *moves) for name in places):
         chunks = [e for e in events if isinstance(e, Chunk) and e.device == name]
         busy = sum(c.end_us - c.start_us for c in chunks)
         lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)

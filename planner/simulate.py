@@ -7,7 +7,7 @@ random key alone, so plans that are compared meet the same outcomes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -21,6 +21,7 @@ from planner.report import Report, report
 from planner.runtime.backend import Work
 from planner.runtime.engine import Engine, Load
 from planner.runtime.worker import VirtualWorkers, modelled
+from planner.shape import ModelShape
 from planner.stand_in import DELIMITER, FILLER, StandInBackend, StandInProblems
 from planner.trace import Sink, collector
 from planner.workflow import RoleName, Statistics, Workflow
@@ -62,8 +63,8 @@ def simulate(
     """
     events, note = collector(sink)
     plan = replace(plan, workflow=_drawn(plan.workflow, seed))
-    backend = SampledBackend(plan.workflow.statistics)
-    workers = VirtualWorkers(modelled(costs), dict.fromkeys(plan.placement.values(), backend))
+    backend = SampledBackend(plan.workflow.statistics, costs.shapes)
+    workers = VirtualWorkers(modelled(costs), dict.fromkeys(plan.places, backend))
 
     engine = Engine(plan, workers, _SampledProblems(), note)
     drawn = _SampledProblems().generate(problems, seed)
@@ -99,9 +100,9 @@ class SampledBackend(StandInBackend):
 
     name = "sampled"
 
-    def __init__(self, statistics: Statistics) -> None:
+    def __init__(self, statistics: Statistics, shapes: Mapping[RoleName, ModelShape] | None = None) -> None:
         """Lengths and shares come from `statistics`."""
-        super().__init__()
+        super().__init__(shapes)
         self._statistics = statistics
         self._steps: dict[tuple[str, int], tuple[int, ...]] = {}
 

@@ -6,11 +6,12 @@ A problem is a word. Tokens are numbers; the first token of a step says what is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planner.problems.base import Problem
-from planner.runtime.backend import ModelInfo, Output, Work
-from planner.workflow import Role
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
+from planner.shape import ModelShape
+from planner.workflow import Role, RoleName
 
 DELIMITER = 1
 FILLER = 2
@@ -52,8 +53,9 @@ class StandInBackend(ABC):
 
     name: str
 
-    def __init__(self) -> None:
-        """No sequence is known."""
+    def __init__(self, shapes: Mapping[RoleName, ModelShape] | None = None) -> None:
+        """No sequence is known. `shapes` say how many bytes a token's keys and values are."""
+        self._shapes = shapes or {}
         self._sequences: dict[tuple[str, str], list[int]] = {}
 
     @abstractmethod
@@ -74,7 +76,8 @@ class StandInBackend(ABC):
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Nothing to load."""
-        return ModelInfo(self.name, self.name, 0, 0, 1 << 40)
+        shape = self._shapes.get(RoleName(name))
+        return ModelInfo(self.name, self.name, 0, shape.kv_bytes_per_token if shape else 0, 1 << 40)
 
     def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
         """See `encode`."""
@@ -97,6 +100,18 @@ class StandInBackend(ABC):
     def fork(self, name: str, sequence: str, new_sequence: str) -> None:
         """Copy the tokens."""
         self._sequences[name, new_sequence] = list(self._sequences[name, sequence])
+
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """The tokens: there are no keys and values."""
+        return Handed(tuple(self._sequences[name, sequence]), b"")
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        """Keep the tokens."""
+        self._sequences[name, sequence] = list(handed.tokens)
+
+    def unload(self, name: str) -> None:
+        """Forget the role's sequences."""
+        self._sequences = {key: held for key, held in self._sequences.items() if key[0] != name}
 
     def close(self) -> None:
         """Forget all."""

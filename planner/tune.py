@@ -70,9 +70,10 @@ def _below(new: tuple[float, float], old: tuple[float, float], share: float) -> 
 
 def _knobs(plan: Plan) -> object:
     """All that a simulation of the plan depends on, the workflow and the machine left out."""
-    switches = (plan.prefetch_refine, plan.early_next, plan.batch_verify, plan.alternatives, plan.shadow_sync)
-    depths = (plan.draft_ahead, plan.prefetch_ahead, plan.chunk_tokens)
-    return tuple(plan.placement.items()), depths, switches, tuple(sorted(plan.priorities.items()))
+    switches = (plan.prefetch_refine, plan.early_next, plan.batch_verify, plan.alternatives)
+    syncs, depths = (plan.shadow_sync, plan.sync_ahead), (plan.draft_ahead, plan.prefetch_ahead, plan.chunk_tokens)
+    places = tuple(plan.placement.items()), tuple(plan.prefill_on.items())
+    return places, depths, switches, syncs, tuple(sorted(plan.priorities.items()))
 
 
 Moves = Callable[[Plan], Iterator[Plan]]
@@ -114,7 +115,9 @@ def _switches(plan: Plan) -> Iterator[Plan]:
 
 
 def _syncs(plan: Plan) -> Iterator[Plan]:
-    yield ordered(replace(plan, shadow_sync=not plan.shadow_sync))
+    for sync, ahead in ((False, False), (True, False), (True, True)):
+        if (sync, ahead) != (plan.shadow_sync, plan.sync_ahead):
+            yield ordered(replace(plan, shadow_sync=sync, sync_ahead=ahead))
 
 
 def _chunks(plan: Plan) -> Iterator[Plan]:
@@ -126,6 +129,8 @@ def _chunks(plan: Plan) -> Iterator[Plan]:
 
 def _orders(plan: Plan) -> Iterator[Plan]:
     for order in Order:
+        if order is Order.SYNC and not plan.shadow_sync:
+            continue
         yield ordered(plan, order)
 
 
@@ -151,6 +156,7 @@ class Order(StrEnum):
     NEEDED = "what decides the step at hand, then drafts, then the target's"
     AHEAD = "drafts and their verification before the target's prefetch, needed or not"
     TARGET = "the target's prefetch before what runs ahead"
+    SYNC = "what the target writes is read before drafts run ahead"
 
 
 def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
@@ -170,11 +176,12 @@ def ordered(plan: Plan, order: Order = Order.NEEDED) -> Plan:
         Order.NEEDED: [*refines[:1], *drafts, *refines[1:]],
         Order.AHEAD: [*drafts, *refines],
         Order.TARGET: [*refines, *drafts],
+        Order.SYNC: [*syncs, *refines, *drafts],
     }[order]
     if not plan.prefetch_refine:
         now.append((Op.REFINE, 0, RoleName.TARGET))
     # Where a backtrack is needed nothing else is wanted of the target; ahead of need it is the least likely of all.
-    kinds = [*now, *ahead, (Op.BACKTRACK, 0, RoleName.TARGET), *syncs]
+    kinds = dict.fromkeys([*now, *ahead, (Op.BACKTRACK, 0, RoleName.TARGET), *syncs])
     devices = dict.fromkeys(plan.placement.values())
     priorities = {
         device: tuple(priority_key(op, r) for op, r, role in kinds if plan.placement.get(role) == device)

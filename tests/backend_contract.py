@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from planner.errors import UserError
-from planner.runtime.backend import Backend, ModelInfo, Output, Work
+from planner.runtime.backend import Backend, Handed, ModelInfo, Output, Work
 from planner.workflow import Role
 
 
@@ -232,6 +232,62 @@ def fork_is_a_copy(s: Subject) -> None:
             s.backend.fork(s.name, *pair)
 
 
+def what_is_handed_over_goes_on_elsewhere(s: Subject) -> None:
+    whole = s.write("giver", LENGTH, **SAMPLED)
+    at = len(s.prompt) + 7
+    s.run("giver", at)
+    handed = s.backend.hand_over(s.name, "giver")
+    assert handed.tokens == s.prompt + whole[:7]
+    assert len(handed.rows) == at * s.info.kv_bytes_per_token
+    assert s.go_on("giver", at, LENGTH - 7, LENGTH, **SAMPLED) == whole[7:]
+    other = s.factory()
+    other.load(s.name, s.role, s.delimiter)
+    other.run(Work(s.name, "taker", 0, s.prompt[::-1]))
+    other.take_over(s.name, "taker", handed)
+    assert other.hand_over(s.name, "taker") == handed
+    found = other.run(Work(s.name, "taker", at, (), 1, **SAMPLED)).tokens
+    other.fork(s.name, "taker", "branch")
+    for name in ("taker", "branch"):
+        later: tuple[int, ...] = ()
+        while len(found + later) < LENGTH - 7:
+            left = LENGTH - 7 - len(found + later)
+            later += other.run(Work(s.name, name, at + len(found + later), (), min(5, left), **SAMPLED)).tokens
+        assert found + later == whole[7:]
+    # A rewind reaches into what was handed over, and all of it was the bits that reading gives.
+    half = at // 2
+    other.run(Work(s.name, "taker", half, handed.tokens[half:]))
+    assert other.hand_over(s.name, "taker") == handed
+    other.close()
+
+
+def what_cannot_be_handed_over_is_an_error(s: Subject) -> None:
+    for name in ("nobody", "nothing"):
+        s.run("nothing", 0)
+        with pytest.raises(ValueError, match=f"'{name}'.* holds nothing"):
+            s.backend.hand_over(s.name, name)
+    before = s.write("sized", LENGTH)
+    s.run("sized", 0, s.prompt)
+    handed = s.backend.hand_over(s.name, "sized")
+    for rows in (b"", handed.rows[:-1], handed.rows * 2):
+        with pytest.raises(ValueError, match=f"{len(rows)} bytes were handed over for the {len(s.prompt)} tokens"):
+            s.backend.take_over(s.name, "sized", Handed(handed.tokens, rows))
+    with pytest.raises(ValueError, match="token"):
+        s.backend.take_over(s.name, "sized", Handed((-1, *handed.tokens[1:]), handed.rows))
+    assert s.go_on("sized", len(s.prompt), LENGTH, LENGTH) == before
+
+
+def an_unloaded_role_is_gone(s: Subject) -> None:
+    backend = s.factory()
+    backend.load(s.name, s.role, s.delimiter)
+    backend.unload(s.name)
+    backend.unload(s.name)
+    with pytest.raises(ValueError, match="not loaded"):
+        backend.run(Work(s.name, "a", 0, s.prompt))
+    backend.load(s.name, s.role, s.delimiter)
+    assert backend.run(Work(s.name, "a", 0, s.prompt)) == Output()
+    backend.close()
+
+
 def next_step_starts_behind_the_delimiter(s: Subject) -> None:
     stop = s.backend.encode(s.name, s.delimiter)
     s.run("next", 0, s.prompt + stop)
@@ -332,6 +388,7 @@ COMMON = (
     unknown_role_is_an_error,
     foreign_token_is_an_error,
     closing_twice_is_harmless,
+    an_unloaded_role_is_gone,
 )
 WRITING = (
     *COMMON,
@@ -346,6 +403,8 @@ WRITING = (
     steps_end_at_the_delimiter,
     steps_end_alike_in_chunks,
     fork_is_a_copy,
+    what_is_handed_over_goes_on_elsewhere,
+    what_cannot_be_handed_over_is_an_error,
     next_step_starts_behind_the_delimiter,
     nothing_cannot_be_gone_on_from,
     context_is_a_limit,

@@ -20,7 +20,7 @@ from planner.plan import Plan
 from planner.policy import Node, Step
 from planner.presets import preset
 from planner.problems.base import Problem
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.runtime.engine import Engine
 from planner.runtime.session import Solved
 from planner.runtime.worker import VirtualWorkers, modelled
@@ -259,10 +259,12 @@ def plans(flow: Workflow, on: Machine = THREE) -> st.SearchStrategy[Plan]:
 def random_plan(random: Random, flow: Workflow, on: Machine = THREE) -> Plan:
     """One of `plans`."""
     names = [d.name for d in on.devices]
+    placement = {r: random.choice(names) for r in NEEDED_ROLES[flow.policy.kind]}
+    elsewhere = [name for name in names if name != placement.get(DRAFT)]
     return quick_plan(
         flow,
         on=on,
-        placement={r: random.choice(names) for r in NEEDED_ROLES[flow.policy.kind]},
+        placement=placement,
         draft_ahead=random.randint(0, 3),
         prefetch_refine=random.random() < 0.6,
         prefetch_ahead=random.randint(0, 2),
@@ -272,6 +274,8 @@ def random_plan(random: Random, flow: Workflow, on: Machine = THREE) -> Plan:
         shadow_sync=random.random() < 0.5,
         chunk_tokens=random.randint(1, 12),
         priorities={d: tuple(random.sample(KINDS, random.randint(0, len(KINDS)))) for d in names},
+        sync_ahead=random.random() < 0.5,
+        prefill_on={DRAFT: random.choice(elsewhere)} if DRAFT in placement and random.random() < 0.4 else {},
     )
 
 
@@ -382,6 +386,16 @@ class LetterBackend:
 
     def fork(self, name: str, sequence: str, new_sequence: str) -> None:
         self.held[name, new_sequence] = list(self.held[name, sequence])
+
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        held = self.held[name, sequence]
+        return Handed(tuple(held), bytes(held))
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        self.held[name, sequence] = list(handed.rows)
+
+    def unload(self, name: str) -> None:
+        self.held = {key: held for key, held in self.held.items() if key[0] != name}
 
     def close(self) -> None:
         self.held.clear()

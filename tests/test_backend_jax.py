@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 
 import backend_contract
@@ -20,6 +21,23 @@ from planner.workflow import Arithmetic, Numerics, Role
 
 SHAPE = tiny_models.config("qwen3")
 TEXT = "12 + 30 = 42\n4 2 = 6"
+
+
+def test_a_profile_names_each_unit_of_work(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETEROREASON_JAX_PROFILE", str(tmp_path / "profile"))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tiny_models.write(folder, SHAPE)
+    s = subject(folder)
+    assert not (tmp_path / "profile").exists()
+    for place in ("aaaa", "bbbb"):
+        s.run("a", 0, s.prompt, 3, label=f"DRAFT:draft:{place}:0")
+    s.backend.close()
+    s.backend.close()
+    (found,) = (tmp_path / "profile").rglob("*.xplane.pb")
+    data = found.read_bytes()
+    assert f"process-{os.getpid()}" in str(found)
+    assert all(f"DRAFT:draft:{place}:0".encode() in data for place in ("aaaa", "bbbb"))
 
 
 def subject(folder, name="draft", arithmetic=Arithmetic.FLOAT32, row_block=8, delimiter=tiny_models.DELIMITER):

@@ -27,7 +27,7 @@ from planner.api import in_order
 from planner.plan import Plan
 from planner.policy import Status
 from planner.runtime.engine import Engine, Load
-from planner.runtime.session import Solved
+from planner.runtime.host import Solved
 from planner.runtime.worker import VirtualWorkers, modelled
 from planner.simulate import Demand, simulate
 from planner.trace import Chunk, Event, ProblemEnded, ProblemStarted

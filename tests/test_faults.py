@@ -44,8 +44,8 @@ from planner.plan import Plan
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import RETRIES, Engine, Load
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of, with_device, without, wrong_output
+from planner.runtime.host import Solved
 from planner.runtime.process import ProcessWorkers
-from planner.runtime.session import Solved
 from planner.runtime.worker import Patience, VirtualWorkers, modelled
 from planner.trace import Event, Faulted, ProblemEnded, Replanned
 from planner.workflow import Arithmetic, Budget, Numerics, Role, Sampling, Workflow
@@ -74,7 +74,9 @@ def on_what_is_left(plan: Plan) -> Callable[[Machine, Workflow], Plan]:
 
     def again(left: Machine, flow: Workflow) -> Plan:
         names = cycle([d.name for d in left.devices])
-        return replace(plan, name="again", machine=left, workflow=flow, placement={r: next(names) for r in plan.roles})
+        placement = {r: next(names) for r in plan.roles}
+        there = {r: d for r, d in plan.prefill_on.items() if d in [x.name for x in left.devices] and d != placement[r]}
+        return replace(plan, name="again", machine=left, workflow=flow, placement=placement, prefill_on=there)
 
     return again
 

@@ -123,3 +123,18 @@ def test_the_shipped_workflow_takes_the_same_steps_as_emulated(temperature):
     (simulated_steps, cycles), (emulated_steps, none) = found.values()
     assert simulated_steps == emulated_steps and none is None
     assert 1000 < cycles < 20_000
+
+
+def test_a_prompt_that_the_twin_reads_is_gone_on_from_by_the_core(subject, folder):
+    """Keys and values are the same bytes on every device of the integer model, whichever way they go."""
+    emulated = make_subject(lambda: FpgaBackend({"transport": "emulate"}), folder)
+    for giver, taker in ((emulated, subject), (subject, emulated)):
+        whole = giver.write("there", 12, key=3, temperature=1.0)
+        giver.run("there", 0, giver.prompt)
+        handed = giver.backend.hand_over("draft", "there")
+        taker.run("here", 0, taker.prompt)
+        assert taker.backend.hand_over("draft", "here") == handed
+        taker.run("here", 0, taker.prompt[::-1])
+        taker.backend.take_over("draft", "here", handed)
+        assert taker.go_on("here", len(taker.prompt), 12, 4, key=3, temperature=1.0) == whole
+    emulated.backend.close()

@@ -33,8 +33,8 @@ from planner.cli import main
 from planner.errors import UserError
 from planner.plan import Plan
 from planner.runtime.engine import Engine, Load
+from planner.runtime.host import Solved
 from planner.runtime.journal import Head, JournalFile, asked_of
-from planner.runtime.session import Solved
 from planner.runtime.worker import VirtualWorkers, modelled
 from planner.trace import Chunk, Event
 from planner.workflow import Budget, Sampling, Statistics, Workflow

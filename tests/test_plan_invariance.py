@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from models_jax.sequences import Held
-from planner.api import as_workflow, open_workers, plan
-from planner.choose import Options
+from planner.api import as_workflow, open_workers, plan, run
+from planner.choose import Options, read_elsewhere
 from planner.plan import Plan
 from planner.problems import problem_set
 from planner.problems.base import Problem
 from planner.runtime.engine import Engine
 from planner.runtime.worker import Shelf
-from planner.trace import ClockKind, Event
-from planner.workflow import Policy, PolicyOptions, Sampling
+from planner.trace import Chunk, ClockKind, Event
+from planner.workflow import Policy, PolicyOptions, RoleName, Sampling
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MACHINES = ("this-computer", "3x3090", "u280-2x3090")
@@ -160,3 +160,59 @@ def test_the_order_of_a_plan_reaches_the_devices(shelf: Shelf) -> None:
 def ops(events: list[Event]) -> list[str]:
     """The ops of the chunks in the order in which they ran."""
     return [e.op for e in events if e.kind == "chunk"]
+
+
+# --- the prompt on another device ---
+
+
+def reads(events: list[Event], role: RoleName) -> list[tuple[str, str, int]]:
+    """Op, device and tokens read of a role's chunks."""
+    return [(e.op, e.device, e.tokens_in) for e in events if isinstance(e, Chunk) and e.role == role]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_a_prompt_that_another_device_reads_changes_no_answer(temperature: float, shelf: Shelf) -> None:
+    """The twin on a GPU reads it, and the draft's FPGA goes on from its keys and values."""
+    here = the_plan("countdown", "u280-2x3090", "heteroreason", temperature)
+    fpga = here.placement[RoleName.DRAFT]
+    there = read_elsewhere(here, RoleName.DRAFT, "gpu0")
+    problems = problem_set("countdown").generate(5, seed=31)
+    expected, before = committed(here, problems, shelf)
+    steps, events = committed(there, problems, shelf)
+    assert steps == expected
+    prompts = [size for op, device, size in reads(events, RoleName.DRAFT) if (op, device) == ("PREFILL", "gpu0")]
+    assert len(prompts) == len(problems)
+    on_fpga = [(op, size) for op, device, size in reads(events, RoleName.DRAFT) if device == fpga]
+    assert not any(op == "PREFILL" for op, _ in on_fpga) and on_fpga.count(("TRANSFER", 0)) == len(problems)
+    fed = sum(size for _, device, size in reads(before, RoleName.DRAFT) if device == fpga)
+    assert sum(size for _, size in on_fpga) <= fed - sum(prompts)
+
+
+TWO_CORES = """
+name: two-cores
+source: assumption, for a test
+devices:
+  - {name: cpu0, kind: cpu, backend: jax, core: 0, memory_bytes: 2 GiB, bandwidth_bytes_per_s: 10 GB/s, active_w: 15 W,
+     idle_w: 3 W, source: assumption, ops_per_s: {float32: 50 GFLOP/s, int8: 20 GOP/s}}
+  - {name: fpga0, kind: fpga, backend: fpga, transport: emulate, memory_bytes: 1 GiB, bandwidth_bytes_per_s: 10 GB/s,
+     active_w: 15 W, idle_w: 3 W, source: assumption, ops_per_s: {int8: 20 GOP/s}}
+links:
+  - {a: cpu0, b: fpga0, bandwidth_bytes_per_s: 2 GB/s, latency_us: 100 us, source: assumption}
+"""
+
+
+@pytest.mark.slow
+def test_processes_hand_a_prompt_over_and_stream_into_the_shadow(tmp_path: Path) -> None:
+    """The models that ship, each device a process, on the wall clock: the same steps, and the trace shows both."""
+    file = tmp_path / "two-cores.yaml"
+    file.write_text(TWO_CORES)
+    here = plan(EXAMPLES / "countdown.yaml", file, "heteroreason")
+    there = replace(read_elsewhere(here, RoleName.DRAFT, "cpu0"), chunk_tokens=4)
+    assert here.placement[RoleName.DRAFT] == "fpga0"
+    problems = problem_set("countdown").generate(12, seed=31)
+    expected = run(replace(here, shadow_sync=False), problems, "virtual")
+    found = run(there, problems, "wall")
+    assert [s.steps for s in found.solved] == [s.steps for s in expected.solved]
+    events = list(found.trace)
+    assert not any((op, device) == ("PREFILL", "fpga0") for op, device, _ in reads(events, RoleName.DRAFT))
+    assert any((op, device) == ("SYNC", "fpga0") for op, device, _ in reads(events, RoleName.DRAFT))

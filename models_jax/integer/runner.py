@@ -19,7 +19,7 @@ from models_jax.text_format import TextFormat
 from models_jax.tokenizer import Tokenizer
 from planner.checkpoint import model_hash
 from planner.errors import UserError
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Role
 
 
@@ -79,6 +79,19 @@ class IntegerRunner:
         self._caches.pop(new_sequence, None)
         if sequence in self._caches:
             self._caches[new_sequence] = jax.tree.map(jnp.copy, self._caches[sequence])
+
+    def hand_over(self, sequence: str) -> Handed:
+        """What a sequence holds: the bytes of any device of the integer model."""
+        length = self._sequences.known(sequence).length
+        self.run(Work(self._name, sequence, length, ()))
+        both = [[np.asarray(part)[:length] for part in parts] for parts in self._caches[sequence]]
+        return self._sequences.hand_over(sequence, np.asarray(both).swapaxes(0, 1))
+
+    def take_over(self, sequence: str, handed: Handed) -> None:
+        """Let a sequence hold what was handed over."""
+        rows = self._sequences.take_over(sequence, handed, rows_shape(self._shape), np.int8)
+        padded = np.pad(rows, ((0, 0), (0, 0), (0, self._slots - rows.shape[2]), (0, 0), (0, 0)))
+        self._caches[sequence] = jax.device_put(Cache(tuple(padded[:, 0]), tuple(padded[:, 1])), self._device)
 
     def close(self) -> None:
         """Free weights and caches."""
@@ -142,6 +155,11 @@ def check_context(name: str, role: Role, shape: Shape, folder: Path) -> None:
             where=str(folder),
             mend=f"set it to {shape.context_tokens} or less",
         )
+
+
+def rows_shape(shape: Shape) -> tuple[int, int, int]:
+    """Layers, key heads and head_dim: what keys and values are handed over in."""
+    return shape.num_hidden_layers, shape.num_key_value_heads, shape.head_dim
 
 
 def check_work(name: str, work: Work) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from planner.workflow import Role
@@ -24,11 +24,22 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
+class Handed:
+    """What a cache holds, on its way to another device of the same numerics class."""
+
+    tokens: tuple[int, ...]
+    rows: bytes
+    """Keys and values of these tokens, (layers, 2, tokens, key heads, head_dim) in the arithmetic of the class, the
+    low byte first: `kv_bytes_per_token` for each token."""
+
+
+@dataclass(frozen=True)
 class Work:
     """One chunk of work on one sequence of one role. What it returns depends on its fields alone.
 
     A sequence is a named cache of a role. First it is rewound to its first `keep` tokens, then `feed` is
     appended, then up to `max_new` tokens are generated. Nothing is generated past a delimiter or the end of text.
+    What `perform` does before and after is told by the last fields.
     """
 
     role: str
@@ -56,6 +67,14 @@ class Work:
     begun: int = 0
     """So many of the last tokens, `feed` included, belong to the step that is being written. A delimiter may have
     begun in them."""
+    copy_of: str = ""
+    """The sequence is first made a copy of this one."""
+    handed: Handed | None = None
+    """Or it is first made what another device has read."""
+    hand_over: bool = False
+    """Afterwards what it holds is put out, for another device."""
+    label: str = ""
+    """Names the work in profiles."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +91,8 @@ class Output:
     """Probability of "right so far" at each position asked for."""
     cycles: int = field(default=0, compare=False)
     """Clock cycles that a simulated device would have taken; 0 where nothing is simulated. Nothing decides by it."""
+    handed: Handed | None = None
+    """What the sequence holds, where that was asked for."""
 
 
 class Backend(Protocol):
@@ -108,6 +129,31 @@ class Backend(Protocol):
         """Make `new_sequence` of role `name` a copy of a known sequence, in place of what it was."""
         ...
 
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """What a known sequence of role `name`, which writes, holds. It stays as it is."""
+        ...
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        """Make the sequence of role `name`, which writes, what another device of its class has handed over.
+
+        Raises ValueError if the rows are not as many bytes as the tokens need.
+        """
+        ...
+
+    def unload(self, name: str) -> None:
+        """Free the model of role `name` and its sequences; a role that is not loaded is no error."""
+        ...
+
     def close(self) -> None:
         """Free what is held; calling it twice is harmless."""
         ...
+
+
+def perform(backend: Backend, work: Work) -> Output:
+    """Do a chunk, with what comes before and after it: a copy, what was handed over, what is to be handed over."""
+    if work.copy_of:
+        backend.fork(work.role, work.copy_of, work.sequence)
+    if work.handed is not None:
+        backend.take_over(work.role, work.sequence, work.handed)
+    output = backend.run(work)
+    return replace(output, handed=backend.hand_over(work.role, work.sequence)) if work.hand_over else output

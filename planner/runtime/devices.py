@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from planner.errors import UserError
 from planner.machine import Machine
@@ -24,7 +24,7 @@ class Change:
     why: str
     """Empty for the plan that the run begins with."""
     moved: tuple[RoleName, ...]
-    """Roles whose caches are to be built again: their models were loaded just now."""
+    """Roles whose caches are to be built again: their models were loaded just now, or are elsewhere."""
 
 
 class Devices:
@@ -36,7 +36,8 @@ class Devices:
         self._workers, self._delimiter, self._replan = workers, delimiter, replan
         self._whole = self._machine = plan.machine
         """All devices, and those that are there."""
-        self._loaded: dict[RoleName, str] = {}
+        self._loaded: set[tuple[RoleName, str]] = set()
+        """Which role's model is in the memory of which device."""
         self._used: set[str] = set()
         """Devices, or sets of them, whose workers have been started."""
         self._processors = {role: plan.machine.device(device).kind_of_processor for role, device in _floats(plan)}
@@ -89,20 +90,31 @@ class Devices:
             gone = {place for place in self._used if not self._is_there(place)}
             for place in gone:
                 self._workers.drop(place)
-            placed = {role: (plan.placement[role], plan.workflow.roles[role]) for role in plan.roles}
-            moved = {role: at for role, at in placed.items() if self._loaded.get(role) != at[0]}
-            self._used = (self._used - gone) | {place for place, _ in moved.values()}
+            self._used -= gone
             try:
-                self.models |= self._workers.load(moved, self._delimiter)
+                # What moves away goes first: its memory may be wanted.
+                for role, place in sorted(self._loaded - _wanted(plan)):
+                    self._workers.unload(place, role)
+                    self._loaded.remove((role, place))
+                loaded = [*self._load(plan, plan.placement), *self._load(plan, plan.prefill_on)]
             except DeviceFault as failed:
                 if not self.models and isinstance(failed.fault.error, UserError):
                     raise failed.fault.error from None  # at the start, what the user can mend is better mended
                 self.lose(failed.device, failed.fault)
                 yield failed
                 continue
+            moved = [role for role in plan.roles if plan.placement[role] != self.plan.placement[role]]
             self.plan, self._why, self._next = plan, None, None
-            self._loaded |= {role: device for role, (device, _) in moved.items()}
-            yield Change(why, tuple(moved))
+            yield Change(why, tuple(dict.fromkeys([*loaded, *moved])))
+
+    def _load(self, plan: Plan, places: Mapping[RoleName, str]) -> list[RoleName]:
+        """Load the models of the plan's roles that are not in their places, all devices at once. Gives those roles."""
+        missing = {role: place for role, place in places.items() if (role, place) in _wanted(plan) - self._loaded}
+        self._used |= set(missing.values())
+        placed = {role: (place, plan.workflow.roles[role]) for role, place in missing.items()}
+        self.models |= self._workers.load(placed, self._delimiter)
+        self._loaded |= set(missing.items())
+        return list(missing)
 
     def _is_there(self, place: str) -> bool:
         return set(self._whole.members(place)) <= {d.name for d in self._machine.devices}
@@ -111,9 +123,9 @@ class Devices:
         if not self._is_there(device):
             return
         self._machine = without(self._machine, device)
-        planned = (self._next or self.plan).placement.values()
-        if not all(self._is_there(place) for place in (*self._loaded.values(), *planned)):
-            self._loaded = {role: place for role, place in self._loaded.items() if self._is_there(place)}
+        planned = (self._next or self.plan).places
+        if not all(self._is_there(place) for place in (*(place for _, place in self._loaded), *planned)):
+            self._loaded = {(role, place) for role, place in self._loaded if self._is_there(place)}
             self._next, self._why = None, why
 
     def _made(self, why: str) -> Plan:
@@ -122,7 +134,10 @@ class Devices:
         if homeless:
             raise self._over(why, f"no other device can take role {' and '.join(homeless)}")
         if self._replan is None:
-            roles = [r for r in self.plan.roles if r not in self._loaded]
+            here = replace(self.plan, prefill_on={})  # a prompt can be read where the role is
+            roles = sorted({role for role, _ in _wanted(here) - self._loaded})
+            if not roles:
+                return here
             raise self._over(why, f"there is nobody to plan anew for role {' and '.join(roles)}")
         try:
             plan = self._replan(self._machine, self.plan.workflow)
@@ -150,10 +165,15 @@ class Devices:
         if asked_of(plan) != asked_of(self.plan):
             mend = "make the plan of the workflow that is running"
             raise UserError("it is a plan of another workflow, other models or another seed", where=where, mend=mend)
-        for role in plan.roles:
-            if plan.placement[role] not in self._places(role):
-                what = f"role {role} is placed on {plan.placement[role]}, which is not there or computes otherwise"
+        for role, place in sorted(_wanted(plan)):
+            if place not in self._places(role):
+                what = f"role {role} is placed on {place}, which is not there or computes otherwise"
                 raise UserError(what, where=where, mend=f"place it on one of {', '.join(self._places(role))}")
+
+
+def _wanted(plan: Plan) -> set[tuple[RoleName, str]]:
+    """Which role's model belongs on which device."""
+    return {(role, where[role]) for where in (plan.placement, plan.prefill_on) for role in plan.roles if role in where}
 
 
 def _floats(plan: Plan) -> Iterator[tuple[RoleName, str]]:

@@ -22,7 +22,8 @@ from planner.problems.base import Problem, ProblemSet, label_of
 from planner.runtime.backend import ModelInfo, Work
 from planner.runtime.devices import Devices, Replan
 from planner.runtime.faults import LAST, DeviceFault, Fault, wrong_output
-from planner.runtime.session import Journal, Session, Solved
+from planner.runtime.host import Journal, Solved
+from planner.runtime.session import Session
 from planner.runtime.worker import Done, Patience, Workers
 from planner.trace import Event, Faulted, ProblemEnded, ProblemStarted, Replanned, RunStarted, Sink
 from planner.workflow import RoleName
@@ -229,7 +230,7 @@ class Engine:
             return
         situations = {s.label: s.situation() for s in self._sessions.values() if s.outcome is None}
         busy = {member for device in self._running for member in self.plan.machine.members(device)}
-        every = {member for device in self.plan.placement.values() for member in self.plan.machine.members(device)}
+        every = {member for place in self.plan.places for member in self.plan.machine.members(place)}
         for device, start in dispatch(self.plan, situations, every - busy).items():
             session = self._sessions[start.problem]
             work = session.work(start)
@@ -256,7 +257,7 @@ class Engine:
         self._failures.pop(done.device, None)
         running.session.record(running.start, running.work, done)
         if running.session.outcome is None:
-            running.session.commit(running.start, done.output)
+            running.session.commit(running.start, running.work, done.output)
 
     def _failed(self, device: str, fault: Fault, running: _Running | None) -> None:
         """Have the work done again on the device, or take the device out."""

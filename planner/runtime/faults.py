@@ -70,6 +70,8 @@ def wrong_output(work: Work, output: Output) -> Fault | None:
         return Fault(FaultKind.BAD_OUTPUT, f"{len(tokens)} tokens came where {asked} were asked for")
     if not all(isinstance(token, int) and token >= 0 for token in tokens):
         return Fault(FaultKind.BAD_OUTPUT, f"{tokens} are no token ids")
+    if work.hand_over and output.handed is None:
+        return Fault(FaultKind.BAD_OUTPUT, "no cache came where one was asked for")
     if len(scores) != len(work.score):
         return Fault(FaultKind.BAD_OUTPUT, f"{len(scores)} scores came where {len(work.score)} were asked for")
     if not all(0.0 <= score <= 1.0 for score in scores):

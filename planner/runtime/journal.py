@@ -18,7 +18,7 @@ from planner.errors import UserError
 from planner.plan import Plan, asked_of
 from planner.policy import Result, Step
 from planner.problems.base import Problem
-from planner.runtime.session import Solved
+from planner.runtime.host import Solved
 from planner.yaml_file import from_mapping
 
 SCHEMA = "heteroreason.journal/1"

@@ -15,7 +15,7 @@ from typing import Any
 
 from planner.errors import UserError
 from planner.machine import Device, DeviceKind, Machine
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.runtime.backend import ModelInfo, Output, Work, perform
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
 from planner.runtime.worker import Done, make_backend, start_unheard
 from planner.trace import ClockKind
@@ -57,6 +57,11 @@ class ProcessWorkers:
         for failed in lost.values():
             raise failed
         return found
+
+    def unload(self, device: str, name: RoleName) -> None:
+        """See `Workers`."""
+        if device in self._processes:
+            self._call(device, CALL_TIMEOUT_S, "unload", name)
 
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
@@ -211,9 +216,10 @@ def _serve(connection: Connection, device: Device) -> None:
             try:
                 backend = backend or make_backend(device)
                 start = time.monotonic_ns() // 1000
-                result = getattr(backend, verb)(*args)
                 if verb == "run":
-                    result = (result, start, time.monotonic_ns() // 1000)
+                    result: Any = (perform(backend, *args), start, time.monotonic_ns() // 1000)
+                else:
+                    result = getattr(backend, verb)(*args)
                 connection.send((True, result))
             except UserError as error:
                 connection.send((False, error))

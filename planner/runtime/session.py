@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from planner.dispatch import Situation, Start
 from planner.errors import UserError
 from planner.graph import Op
 from planner.machine import transfer_us
-from planner.plan import Plan
 from planner.policy import (
     Decision,
     Node,
@@ -26,87 +25,25 @@ from planner.policy import (
     rounded,
     temperature,
 )
-from planner.problems.base import Problem, ProblemSet
-from planner.runtime.backend import ModelInfo, Output, Work
+from planner.problems.base import Problem
+from planner.runtime.backend import Handed, Output, Work
+from planner.runtime.caches import Caches
+from planner.runtime.host import Host, Solved
 from planner.runtime.worker import Done
 from planner.schedule.instance import TOKEN_BYTES
-from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted
+from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted
 from planner.workflow import VERIFIER, RoleName, SelfScore
 
 
-class Journal(Protocol):
-    """What a run notes so that another can go on from there."""
-
-    def results(self, label: str) -> Mapping[str, Result]:
-        """What the policy of a problem was given so far, by the name of the request."""
-        ...
-
-    def result(self, label: str, request: str, result: Result) -> None:
-        """The policy is about to go on with a result."""
-        ...
-
-    def end(self, solved: Solved) -> None:
-        """A problem is over."""
-        ...
-
-    def ended(self, label: str) -> bool:
-        """Whether a problem was over in an earlier run."""
-        ...
-
-
-class Host(Protocol):
-    """What a session needs of the engine that it runs in."""
-
-    problems: ProblemSet
-    journal: Journal | None
-
-    @property
-    def plan(self) -> Plan:
-        """The plan that is followed now."""
-        ...
-
-    @property
-    def models(self) -> Mapping[RoleName, ModelInfo]:
-        """What is known of each role's model."""
-        ...
-
-    def sink(self, event: Event, /) -> None:
-        """Put an event into the trace."""
-        ...
-
-    def encode(self, role: RoleName, text: str) -> tuple[int, ...]:
-        """Token ids of a text for a role."""
-        ...
-
-    def encode_prompt(self, role: RoleName, text: str) -> tuple[int, ...]:
-        """Token ids of a prompt for a role."""
-        ...
-
-    def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
-        """Text of a role's token ids."""
-        ...
-
-    def now_us(self) -> int:
-        """The time now."""
-        ...
-
-
 @dataclass(frozen=True)
-class Solved:
-    """What a run gave for one problem."""
+class _Stream:
+    """The step of the target that may be committed next, as far as it is written."""
 
-    problem: Problem
-    outcome: Outcome
-    steps: tuple[str, ...]
-    """The committed steps as people read them."""
-    answer: str | None
-    correct: bool
-    latency_us: int
-    """From its arrival to its answer."""
-    label: str = ""
-    """Its name in trace and journal."""
-    error: UserError | None = None
-    """Why it could not be run at all; its status is `error` then."""
+    node: Node
+    """Where it is written."""
+    tokens: list[int]
+    beside: bool
+    """Whether there is another guess: the verdict on the draft is not in."""
 
 
 @dataclass
@@ -124,12 +61,12 @@ class Session:
     known: dict[Request, Result] = field(default_factory=dict)
     partial: dict[Request, list[int]] = field(default_factory=dict)
     """Tokens of steps that are begun."""
-    held: dict[RoleName, list[int]] = field(default_factory=dict)
-    """The tokens in each role's cache."""
+    handed: dict[RoleName, Handed] = field(default_factory=dict)
+    """Prompts that were read elsewhere, on the way to the role's device."""
     asked: list[Request] = field(default_factory=list)
     """What the policy asked for, in order: the work that counted."""
     synced: list[Request] = field(default_factory=list)
-    """SYNC that ran: it follows what the policy waits for, so it counted too."""
+    """SYNC that ran: it counted if the policy asked for the step that it read."""
     writers: dict[str, Request] = field(default_factory=dict)
     """Key of a committed place -> the request that wrote the step there."""
     outcome: Outcome | None = None
@@ -137,6 +74,7 @@ class Session:
 
     def __post_init__(self) -> None:
         plan, problems = self.host.plan, self.host.problems
+        self.caches = Caches(self.slot)
         text = problems.prompt(self.problem)
         self.prompt = {role: self.host.encode_prompt(role, text) for role in plan.roles}
         self.score_prompt = self._score_prompt()
@@ -221,23 +159,25 @@ class Session:
             self.base,
             self.known,
             self._ends,
-            {role for role in plan.roles if role not in self.held},
+            {role for role in plan.roles if role not in self.caches},
             fallback(self.memory, self.base) if plan.alternatives else None,
             tuple(self._streams()) if plan.shadow_sync else (),
+            frozenset(self.handed),
         )
 
     def work(self, start: Start) -> Work:
         """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens."""
         plan, request = self.host.plan, start.request
         role = request.role
+        if role in plan.prefill_on and request.op in (Op.PREFILL, Op.TRANSFER):
+            return self._prompt_elsewhere(request)
         last = max((request, *start.also), key=lambda r: r.node.depth)
-        begun = self._begun(request)
+        stream = self._stream() if request.op is Op.SYNC else None
+        begun = stream.tokens if stream else self._begun(request)
         wanted = [*self._tokens(role, last.node), *begun]
-        held = self.held.setdefault(role, [])
-        keep = _common_prefix(held, wanted)
-        feed = tuple(wanted[keep:])
-        self.held[role] = wanted
-        common = {"role": role.value, "sequence": self.slot, "keep": keep, "feed": feed}
+        read = self.caches.read_beside if stream and stream.beside else self.caches.read
+        reading = read(role, wanted)
+        common = {"role": role.value, "label": request.name, **vars(reading)}
         if request.op is Op.VERIFY:
             ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
             return Work(**common, score=tuple(ends), **self._question(role))
@@ -268,34 +208,59 @@ class Session:
         """Until a chunk is sent, and the tokens, and the verdict, that it depends on have reached its device."""
         plan, request = self.host.plan, start.request
         sent = round(plan.machine.dispatch_us)
+        if request.op is Op.TRANSFER:
+            size = len(self.prompt[request.role]) * self.host.models[request.role].kv_bytes_per_token
+            return sent + transfer_us(plan.machine, plan.prefill_on[request.role], device, size)
+        if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
+            return sent
         sources = set()
         if request.node.step is not None:
             sources.add(plan.placement[request.node.step.source])
         verifier = VERIFIER.get(plan.workflow.policy.kind)
-        if request.op in (Op.REFINE, Op.BACKTRACK) and not start.speculative and verifier is not None:
+        if request.op is not Op.VERIFY and not start.speculative and verifier is not None:
             sources.add(plan.placement[verifier])
-        if request in self.partial or request.op in (Op.PREFILL, Op.SYNC):
-            return sent
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
         return sent + max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
 
+    def _prompt_elsewhere(self, request: Request) -> Work:
+        """Read a role's prompt on the device that the plan names for it, or take over what was read there."""
+        role, prompt = request.role, self.prompt[request.role]
+        if request.op is Op.PREFILL:
+            common = {"role": role.value, "label": request.name, "feed": prompt, "hand_over": True}
+            return Work(**common, sequence=f"{self.slot}.prompt", keep=0)
+        sequence, handed = self.caches.read(role, prompt).sequence, self.handed.pop(role)
+        return Work(role.value, sequence, len(prompt), (), handed=handed, label=request.name)
+
     def _begun(self, request: Request) -> list[int]:
-        """The tokens of a step that is being written; SYNC reads those of the step that the policy waits for."""
-        if request.op is Op.SYNC:
-            return self._begun(self.need)
+        """The tokens of a step that is being written."""
         if request not in self.partial and _twin(request) in self.partial:
             self.partial[request] = self.partial.pop(_twin(request))
         return self.partial.get(request, [])
 
     def _streams(self) -> Iterator[Request]:
-        """SYNC for each role that can read on in the step that the target is writing."""
-        if self.need.op not in (Op.REFINE, Op.BACKTRACK):
+        """SYNC for each role that can read on in the step of the target that may be committed next."""
+        stream, models = self._stream(), self.host.models
+        if stream is None:
             return
-        begun, models = self._begun(self.need), self.host.models
         for role in (RoleName.DRAFT, RoleName.PRM):
-            same = role in models and models[role].tokenizer_hash == models[self.need.role].tokenizer_hash
-            if same and self.held.get(role) != [*self._tokens(role, self.need.node), *begun]:
-                yield Request(Op.SYNC, self.need.node, role, len(begun))
+            same = role in models and models[role].tokenizer_hash == models[RoleName.TARGET].tokenizer_hash
+            if not same or (stream.beside and not (stream.tokens and role in self.caches)):
+                continue
+            if not self.caches.hold(role, [*self._tokens(role, stream.node), *stream.tokens]):
+                yield Request(Op.SYNC, stream.node, role, len(stream.tokens))
+
+    def _stream(self) -> _Stream | None:
+        """What draft and verifier may read of the target's step before they are asked to; None if there is none."""
+        need, step = self.need, self.need.node.step
+        if need.op in (Op.REFINE, Op.BACKTRACK):
+            return _Stream(need.node, self._begun(need), beside=False)
+        if need.op is Op.VERIFY and need.node.parent and step is not None and step.source is RoleName.TARGET:
+            return _Stream(need.node.parent, list(step.tokens), beside=False)
+        if not self.host.plan.sync_ahead or RoleName.TARGET not in self.prompt:
+            return None
+        refine = Request(Op.REFINE, self.base, RoleName.TARGET)
+        whole = self.known.get(refine)
+        return _Stream(self.base, list(whole.tokens) if isinstance(whole, Step) else self._begun(refine), beside=True)
 
     def _step_limit(self, node: Node) -> int:
         """Most tokens of the step after `node`."""
@@ -323,18 +288,20 @@ class Session:
     def forget(self, roles: Iterable[RoleName]) -> None:
         """The caches of these roles are lost: what they need is read again from the first token on."""
         for role in roles:
-            self.held.pop(role, None)
+            self.caches.forget(role)
 
-    def commit(self, start: Start, output: Output) -> None:
+    def commit(self, start: Start, work: Work, output: Output) -> None:
         """Take in a chunk that is over and let the policy go on as far as it can."""
         request = start.request
+        if output.handed is not None:
+            self.handed[request.role] = output.handed
         if request.op is Op.VERIFY:
             requests = (request, *start.also)
             for asked, score in zip(requests, output.scores, strict=True):
                 self.known[asked] = rounded(score)
-        elif request.op not in (Op.PREFILL, Op.SYNC):
+        elif work.max_new:
             self._written(request, output)
-        self.held[request.role] += output.tokens
+            self.caches.append(request.role, work.sequence, output.tokens)
         self.advance()
 
     def _written(self, request: Request, output: Output) -> None:
@@ -373,8 +340,11 @@ class Session:
     def close(self) -> Solved:
         """Put the end into the trace, once nothing runs for the problem any more, and give its result."""
         assert self.outcome is not None, "a session closes after its policy"
-        prefill = [Request(Op.PREFILL, Node(None, None, self.problem.key), r) for r in self.prompt]
-        used = [*prefill, *self.synced, *self.asked, *map(_twin, self.asked)]
+        root = Node(None, None, self.problem.key)
+        prefill = [Request(op, root, role) for op in (Op.PREFILL, Op.TRANSFER) for role in self.prompt]
+        written = {request.node for request in self.asked if request.op in (Op.REFINE, Op.BACKTRACK)}
+        synced = [request for request in self.synced if request.node in written]
+        used = [*prefill, *synced, *self.asked, *map(_twin, self.asked)]
         path = [self.writers[node.key] for node in self.outcome.node.lineage() if node.step is not None]
         solved = self._solved(self.outcome)
         if self.host.journal is not None:
@@ -412,17 +382,6 @@ class Session:
                     where=f"workflow {self.host.plan.workflow.name}",
                     mend="raise numerics.cache_tokens or lower budget.tokens",
                 )
-
-
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    """How many tokens two lists begin alike; by bisection, for lists compare fast."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
 
 
 def _twin(request: Request) -> Request:

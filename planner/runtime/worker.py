@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from planner.cost import Costs, chunk_us
 from planner.errors import UserError
 from planner.machine import Device, Machine
-from planner.runtime.backend import Backend, ModelInfo, Output, Work
+from planner.runtime.backend import Backend, ModelInfo, Output, Work, perform
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
@@ -53,6 +53,10 @@ class Workers(Protocol):
         """
         ...
 
+    def unload(self, device: str, name: RoleName) -> None:
+        """Have a free device free the model of a role. A device without a worker is left alone."""
+        ...
+
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """Token ids of a text. A device that is busy answers after its chunk."""
         ...
@@ -66,7 +70,8 @@ class Workers(Protocol):
         ...
 
     def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
-        """Give a free device a chunk; what it needs arrives after `delay_us` (virtual clock only).
+        """Give a free device a chunk; what it needs arrives after `delay_us` (virtual clock only). Taking over what
+        another device has read counts from the start: that is the work.
 
         A chunk that is not over after `limit_us` ends with the fault `hung`.
         """
@@ -186,6 +191,9 @@ class VirtualWorkers:
                 raise DeviceFault(replace(fault, kind=FaultKind.REFUSED), device) from error
         return found
 
+    def unload(self, device: str, name: RoleName) -> None:
+        """Nothing: devices may share a backend, and another may have the role now."""
+
     def encode(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
         return _told(device, self._backends[device].encode, name, text)
@@ -201,14 +209,16 @@ class VirtualWorkers:
     def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
         """Do the chunk at once and note when it would be over."""
         output, fault = Output(), None
-        start = self._now_us + delay_us
+        ready = self._now_us + delay_us
+        start = self._now_us if work.handed else ready
         try:
-            output = self._backends[device].run(work)
+            output = perform(self._backends[device], work)
             took_us = max(1, self._duration(device, work, output))
         except Exception as error:  # the engine decides what a failing device means
             fault = fault_of(error)
             took_us = limit_us if fault.kind is FaultKind.HUNG else 1
-        heapq.heappush(self._running, (start + took_us, device, Done(device, output, start, start + took_us, fault)))
+        end = ready + took_us
+        heapq.heappush(self._running, (end, device, Done(device, output, start, end, fault)))
 
     def wait(self, until_us: int | None = None) -> Done | None:
         """Let time pass up to the end of the next chunk, or up to `until_us`."""

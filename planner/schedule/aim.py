@@ -26,6 +26,24 @@ class Objective(StrEnum):
         return {"latency": latency_us, "energy": energy_mj, "edp": latency_us * energy_mj}[self]
 
 
+@dataclass(frozen=True)
+class Cap:
+    """A limit on the mean of a problem: so much, or so many times what the fastest plan takes; or none."""
+
+    amount: float | None = None
+    """us or mJ."""
+    factor: float | None = None
+
+    def of(self, reference: float) -> float:
+        """The limit, where the fastest plan takes `reference`."""
+        if self.factor is not None:
+            return self.factor * reference
+        return inf if self.amount is None else self.amount
+
+
+NO_CAP = Cap()
+
+
 class Weights(NamedTuple):
     """A weighted sum of time and energy: what the solver can minimise."""
 
