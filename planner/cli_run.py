@@ -75,7 +75,7 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
     if job.batch is None:
         with _told_how_to_go_on(None):
             return _tell(job, _run(job, options, shown, as_json, None), [], as_json)
-    with closing(job.batch.journal), _told_how_to_go_on(job.batch.folder):
+    with closing(job.batch), _told_how_to_go_on(job.batch.folder):
         if job.batch.over:
             return _tell(job, None, [], as_json)
         path = _free_trace(job.batch.folder) if job.goes_on else job.batch.folder / "trace.jsonl"
