@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,14 +17,17 @@ from itertools import cycle
 from pathlib import Path
 
 import pytest
-from planner_cases import APART, THREE, Letters, committed, quick_plan, run_letters, workflow
+from planner_cases import APART, DRAFT, THREE, Letters, committed, quick_plan, run_letters, workflow
 from process_faults import FOLDER, LAST, PASSING, TellingWorkers, install
 
 from planner import batch
 from planner.graph import Op
 from planner.machine import Machine
 from planner.plan import Plan
+from planner.runtime import process
 from planner.runtime.engine import Engine, Load
+from planner.runtime.faults import DeviceFault
+from planner.runtime.process import _limit
 from planner.runtime.worker import Patience
 from planner.trace import Event, Faulted, Replanned
 from planner.workflow import Budget, Sampling, Workflow
@@ -30,9 +35,9 @@ from planner.workflow import Budget, Sampling, Workflow
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 ROOT = Path(__file__).parents[1]
-QUESTIONS = ("a", "bc", "cab", "cc", "ba", "ac")
+QUESTIONS = ("a", "bc", "cab", "cc", "ba", "ac", "b", "ca", "abc", "bb")
 OPS = [Op.PREFILL, Op.DRAFT, Op.VERIFY, Op.REFINE, Op.BACKTRACK, Op.SYNC]
-FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), sampling=Sampling(1.0, 4))
+FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), sampling=Sampling(1.0, 0))
 PLAN = quick_plan(
     FLOW,
     placement=APART,
@@ -82,7 +87,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def bench(folder: Path) -> Iterator[Bench]:
+def bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(process, "PIPE_TIMEOUT_S", 1)
     before = children()
     bench = Bench(folder)
     with closing(bench.workers):
@@ -109,7 +115,10 @@ def check(bench: Bench, op: Op, number: int, happens: str | Callable[[str], obje
     expected = committed(run_letters(PLAN, QUESTIONS)[0])
     del bench.events[:]
     bench.workers.arm(op, number, happens)
-    assert bench.solve(1 + number) == expected
+    for _ in range(5):
+        assert bench.solve(1 + number) == expected
+        if bench.workers.fired:
+            break  # what runs ahead depends on the time, so an op may come less often than it was waited for
     assert bench.workers.fired, f"there was no {op} of number {number}"
     told = [e for e in bench.events if isinstance(e, Faulted)]
     if isinstance(happens, str):
@@ -143,6 +152,54 @@ def test_some_faults_at_some_ops(op: Op, bench: Bench) -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_every_fault_at_every_op(op: Op, bench: Bench) -> None:
     every_fault(bench, op, (0, 3), (*PASSING, *LAST))
+
+
+UNHEARD = """
+import multiprocessing, os, signal
+from planner.runtime.worker import start_unheard
+
+
+def child():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("alive", flush=True)
+
+
+if __name__ == "__main__":
+    for _ in range(2):
+        process = multiprocessing.get_context("spawn").Process(target=child)
+        start_unheard(process)
+        process.join()
+"""
+
+
+def test_no_worker_hears_ctrl_c_not_even_the_first(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNHEARD)
+    words = [sys.executable, str(tmp_path / "script.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
+    assert (found.stdout, found.stderr) == ("alive\nalive\n", "")
+
+
+# --- messages that the other side stops in the middle of ---
+
+
+def test_a_process_that_stops_is_no_hang_for_a_message_of_any_length(bench: Bench) -> None:
+    """Neither one that it has no room for, nor one that it has sent a part of."""
+    worker, _ = bench.workers._processes["a"]
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(DeviceFault, match="hung: a message to or from it was not over"):
+        bench.workers.encode("a", DRAFT, "a" * 10_000_000)
+    bench.workers.drop("a")
+    ours, theirs = multiprocessing.Pipe()
+    _limit(ours)
+    os.write(theirs.fileno(), struct.pack("!i", 1000) + b"the rest never comes")
+    bench.workers._processes["a"] = (worker, ours)
+    with pytest.raises(DeviceFault, match="hung: a message to or from it was not over"):
+        bench.workers._receive("a")
+    del bench.workers._processes["a"]
+    ours.close()
+    theirs.close()
 
 
 # --- Ctrl-C and SIGTERM while an op runs ---
@@ -220,5 +277,5 @@ def test_a_signal_while_a_chunk_runs(folder: Path) -> None:
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("op", OPS)
 def test_a_signal_while_a_chunk_of_any_op_runs(op: Op, kind: signal.Signals, folder: Path) -> None:
-    for number in (0, 4):
+    for number in (0, 2):
         stop(folder, op, number, kind)

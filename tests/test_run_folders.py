@@ -6,17 +6,18 @@ import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from planner_cases import LetterBackend, Letters, LinearCosts, quick_plan, run_letters, workflow
 
-from planner import batch
+from planner import batch, cli_run
 from planner.batch import Batch
 from planner.errors import UserError
 from planner.line_file import LineFile
 from planner.runtime.engine import Engine, Load
 from planner.runtime.worker import VirtualWorkers, modelled
-from planner.trace import TraceFile
+from planner.trace import ClockKind, TraceFile
 from planner.workflow import Budget
 
 resource = pytest.importorskip("resource")
@@ -123,6 +124,37 @@ def test_a_folder_is_looked_at_without_a_change(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="holds a run of which 12 problems are not over"):
             attempt(tmp_path)
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == had
+
+
+@pytest.mark.parametrize(
+    ("kept", "settings"),
+    [
+        ({}, cli_run.Settings()),
+        ({"clock": "virtual", "concurrency": 3}, cli_run.Settings(ClockKind.VIRTUAL, 3)),
+        (
+            {"deadline_us": 5, "costs": "c.yaml", "replan": True},
+            cli_run.Settings(ClockKind.WALL, 1, 5, Path("c.yaml"), True),
+        ),
+    ],
+)
+def test_the_settings_of_a_run_that_goes_on(kept: Any, settings: cli_run.Settings, tmp_path: Path) -> None:
+    """A run that a program began has none, and goes on by the command as well."""
+    batch.begin(tmp_path, PLAN, [Letters().parse("a")], kept).close()
+    job = cli_run.resume(tmp_path, sync=False)
+    assert job.settings == settings and job.batch is not None
+    job.batch.close()
+
+
+@pytest.mark.parametrize(
+    "kept", [{"clock": "solar"}, {"concurrency": "many"}, {"deadline_us": "soon"}, {"mood": "good"}]
+)
+def test_settings_that_are_none(kept: Any, tmp_path: Path) -> None:
+    batch.begin(tmp_path, PLAN, [Letters().parse("a")], kept).close()
+    with pytest.raises(UserError, match=next(iter(kept))) as caught:
+        cli_run.resume(tmp_path, sync=False)
+    assert str(caught.value).startswith(f"{tmp_path / 'journal.jsonl'}")
+    with pytest.raises(UserError, match="1 problems are not over"):
+        begin(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "journal.jsonl", "trace.jsonl"])

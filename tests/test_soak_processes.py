@@ -112,7 +112,7 @@ def check(seen: Soak, count: int, calm: Calm) -> None:
     print("\n", seen.asked, "problems:", dict(statuses), seen.given_up, "given up;", dict(seen.kinds))
     print({name: [f"{size / 2**20:.1f} MiB" for size in (s[0], max(s), s[-1])] for name, s in seen.sizes.items()})
     assert seen.asked == len(seen.solved) + seen.given_up == count
-    assert statuses[Status.DEADLINE] > count // 20 and sum(statuses.values()) - statuses[Status.DEADLINE] > count // 4
+    assert statuses[Status.DEADLINE] > count // 50 and sum(statuses.values()) - statuses[Status.DEADLINE] > count // 10
     assert seen.kinds["fault"] == 0 and seen.given_up
     # Those whose results were taken have ended in the trace, and no others but such as ended before they were given up.
     assert len(seen.solved) <= seen.kinds["end"] <= seen.kinds["problem"] <= count
@@ -146,8 +146,8 @@ def test_a_short_soak_on_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_small_problems_on_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    soak_letters(tmp_path, monkeypatch, 10_000)
+def test_four_thousand_small_problems_on_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    soak_letters(tmp_path, monkeypatch, 4000)
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_a_thousand_problems_by_the_models_that_ship() -> None:
     threads = threading.active_count()
     with open_workers(made, ClockKind.WALL) as workers:
         assert isinstance(workers, ProcessWorkers)
-        seen = soak(made, workers, kinds, questions, 1000, 2_000_000)
+        seen = soak(made, workers, kinds, questions, 1000, 1_000_000)
         pids = [p.pid for p, _ in workers._processes.values()]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids) and threading.active_count() == threads
     calm = Calm()
