@@ -14,12 +14,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from planner.errors import UserError
+from planner.folder_lock import FolderLock
+from planner.line_file import LineFile
 from planner.plan import Plan, asked_of
 from planner.problems.base import Problem, label_of
 from planner.runtime.journal import Ended, Head, JournalFile
@@ -36,6 +39,12 @@ class Batch:
     plan: Plan
     problems: tuple[Problem, ...]
     journal: JournalFile
+    lock: FolderLock
+
+    def close(self) -> None:
+        """Close the journal and leave the folder to others; calling it twice is harmless."""
+        self.journal.close()
+        self.lock.close()
 
     @property
     def over(self) -> bool:
@@ -53,8 +62,8 @@ class Batch:
 
     def append_answer(self, label: str) -> None:
         """Append the line of a problem that is over."""
-        with (self.folder / ANSWERS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self._row(label), ensure_ascii=False) + "\n")
+        with closing(LineFile(self.folder / ANSWERS, new=False)) as file:
+            file.write(self._row(label), ensure_ascii=False)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -86,23 +95,39 @@ def begin(
     settings: dict[str, str | int | bool | None] | None = None,
     sync: bool = False,
 ) -> Batch:
-    """Begin a run in a folder. Raises UserError if it holds one that is not over, or cannot be written."""
-    check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The journal goes first, for it says whose the other files are; a new one begins when they are there.
-        (folder / JOURNAL).unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot be made ({error.strerror})", where=str(folder), mend="name another folder") from None
-    _write(folder / PLAN, plan.to_json())
-    _write(folder / PROBLEMS, "".join(json.dumps(asdict(p), ensure_ascii=False) + "\n" for p in problems))
-    _write(folder / ANSWERS, "")
+    """Begin a run in a folder. Raises UserError if it holds one that is not over or at work, or cannot be written."""
     head = Head(asked_of(plan), plan.hash, tuple(p.key for p in problems), dict(settings or {}))
-    return Batch(folder, plan, tuple(problems), JournalFile(folder / JOURNAL, head, sync))
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(closing(FolderLock(folder)))
+            _refuse_to_wipe_out(folder)
+            # The journal goes first, for it says whose the other files are; a new one begins when they are there.
+            (folder / JOURNAL).unlink(missing_ok=True)
+        except OSError as error:
+            what = f"cannot be made ({error.strerror})"
+            raise UserError(what, where=str(folder), mend="name another folder") from None
+        _write(folder / PLAN, plan.to_json())
+        _write(folder / PROBLEMS, "".join(json.dumps(asdict(p), ensure_ascii=False) + "\n" for p in problems))
+        _write(folder / ANSWERS, "")
+        found = Batch(folder, plan, tuple(problems), JournalFile(folder / JOURNAL, head, sync), lock)
+        stack.pop_all()
+        return found
 
 
 def resume(folder: Path, sync: bool = False) -> Batch:
     """Go on with the run of a folder. Raises UserError if there is none, or its files do not belong together."""
+    with ExitStack() as stack:
+        lock = stack.enter_context(closing(FolderLock(folder)))
+        plan, problems, journal = _read(folder, sync)
+        found = Batch(folder, plan, problems, stack.enter_context(closing(journal)), lock)
+        found.write_answers()
+        stack.pop_all()
+        return found
+
+
+def _read(folder: Path, sync: bool = False) -> tuple[Plan, tuple[Problem, ...], JournalFile]:
+    """The run of a folder, its journal open. Raises UserError if there is none, or its files do not fit together."""
     journal = JournalFile.resume(folder / JOURNAL, sync)
     try:
         plan, problems = Plan.load(folder / PLAN), tuple(_read_problems(folder / PROBLEMS))
@@ -110,9 +135,7 @@ def resume(folder: Path, sync: bool = False) -> Batch:
     except UserError:
         journal.close()
         raise
-    batch = Batch(folder, plan, problems, journal)
-    batch.write_answers()
-    return batch
+    return plan, problems, journal
 
 
 def labels(problems: Sequence[Problem]) -> list[str]:
@@ -129,16 +152,22 @@ def check_folder(folder: Path) -> None:
     """Raise UserError if a new run in the folder would wipe out one that is not over, or it is no folder."""
     if folder.exists() and not folder.is_dir():
         raise UserError("is no folder", where=str(folder), mend="name another folder")
-    if not (folder / JOURNAL).exists():
-        return
+    if folder.exists():
+        with closing(FolderLock(folder)):
+            _refuse_to_wipe_out(folder)
+
+
+def _refuse_to_wipe_out(folder: Path) -> None:
+    """Raise UserError if the folder, which is locked, holds a run that is not over."""
     try:
-        old = resume(folder)
+        _, problems, journal = _read(folder)
     except UserError:
-        return  # nothing to lose: it could not go on
-    old.journal.close()
-    if not old.over:
+        return  # nothing to lose: there is none, or it could not go on
+    journal.close()
+    left = len(problems) - len(journal.ends)
+    if left:
         raise UserError(
-            f"holds a run of which {len(old.problems) - len(old.journal.ends)} problems are not over",
+            f"holds a run of which {left} problems are not over",
             where=str(folder),
             mend=f"go on with `heteroreason run --resume {folder}`, or name another folder",
         )

@@ -26,7 +26,7 @@ from planner.goal import Wish, read_caps
 from planner.machine import Machine, catalogue
 from planner.plan import Plan
 from planner.problems import problem_set
-from planner.problems.base import Problem
+from planner.problems.base import Problem, ProblemSet
 from planner.problems.jsonl import read_jsonl
 from planner.schedule.aim import Objective
 from planner.show import err, out
@@ -53,6 +53,8 @@ class Kind(StrEnum):
     HETEROREASON = "heteroreason"
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what asks a process to end."""
 UsageError = typer.BadParameter.__mro__[1]
 """The parser's error for a wrong command line; typer has kept it in more than one place."""
 
@@ -333,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if entry.name not in there:
             app.add_typer(entry.load(), name=entry.name)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    before = signal.signal(signal.SIGTERM, _terminated)
+    before = {number: signal.signal(number, _stopped) for number in STOPS}
     try:
         code = app(args=words, prog_name="heteroreason", standalone_mode=False)
     except SystemExit as stop:
@@ -348,7 +350,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = f"heteroreason {words[0]}" if words[0] in known else "heteroreason"
         _fail(f"{message}; see {command} --help")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if arguments is not None:  # else the process ends here, and no later signal is to disturb that
+            for number, handler in before.items():
+                signal.signal(number, handler)
     code = code if isinstance(code, int) else 0
     if arguments is None and code > 128:
         # A signal ended it, all is closed. Threads of a model may be at work, and the interpreter's own end could
@@ -359,8 +363,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _terminated(number: int, frame: object) -> None:
-    """End as Ctrl-C does, so that processes are ended and files closed, with the exit code of the signal."""
+def _stopped(number: int, frame: object) -> None:
+    """End processes and close files, and exit with the code of the signal. A second signal finds that on its way."""
+    for each in STOPS:
+        signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
@@ -393,10 +399,17 @@ def _problems(workflow: Workflow, questions: list[str], file: Path | None, count
     kinds = problem_set(workflow.problems)
     if file is not None:
         rows = read_jsonl(file)
-        return rows if workflow.problems == rows[0].set else [kinds.parse(row.question) for row in rows]
+        return rows if workflow.problems == rows[0].set else [_parsed(kinds, row.question, file) for row in rows]
     if questions:
         return [kinds.parse(q) for q in questions]
     return kinds.generate(count, seed)
+
+
+def _parsed(kinds: ProblemSet, question: str, file: Path) -> Problem:
+    try:
+        return kinds.parse(question)
+    except UserError as error:
+        raise UserError(error.what, where=f"{file}: {error.where}", mend=error.mend) from None
 
 
 def _bar() -> Progress:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from planner import api, batch, show
 from planner.batch import Batch
@@ -22,17 +21,18 @@ from planner.runtime.host import Solved
 from planner.runtime.journal import Ended
 from planner.show import err, out
 from planner.trace import ClockKind, Event, TraceFile
+from planner.yaml_file import from_mapping
 
 
 @dataclass(frozen=True)
 class Settings:
     """How problems are run. A run that goes on takes them over."""
 
-    clock: ClockKind
-    concurrency: int
-    deadline_us: int | None
-    costs: Path | None
-    replan: bool
+    clock: ClockKind = ClockKind.WALL
+    concurrency: int = 1
+    deadline_us: int | None = None
+    costs: Path | None = None
+    replan: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ def begin(settings: Settings, plan: Plan, problems: Sequence[Problem], folder: P
 def resume(folder: Path, sync: bool) -> Job:
     """The job that was stopped in a folder."""
     found = batch.resume(folder, sync)
-    kept: dict[str, Any] = dict(found.journal.head.settings)
-    costs = Path(kept["costs"]) if kept["costs"] else None
-    settings = Settings(ClockKind(kept["clock"]), kept["concurrency"], kept["deadline_us"], costs, kept["replan"])
+    try:
+        settings = from_mapping(Settings, dict(found.journal.head.settings), f"{folder / batch.JOURNAL}: settings")
+    except UserError:
+        found.close()
+        raise
     return Job(settings, found.plan, found.problems, found, goes_on=True)
 
 
@@ -75,7 +77,7 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
     if job.batch is None:
         with _told_how_to_go_on(None):
             return _tell(job, _run(job, options, shown, as_json, None), [], as_json)
-    with closing(job.batch.journal), _told_how_to_go_on(job.batch.folder):
+    with closing(job.batch), _told_how_to_go_on(job.batch.folder):
         if job.batch.over:
             return _tell(job, None, [], as_json)
         path = _free_trace(job.batch.folder) if job.goes_on else job.batch.folder / "trace.jsonl"

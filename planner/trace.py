@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import UserError
+from planner.line_file import LineFile
 from planner.yaml_file import from_mapping
 
 SCHEMA = "heteroreason.trace/1"
@@ -176,17 +177,11 @@ class TraceFile:
 
     def __init__(self, path: str | Path) -> None:
         """Begin the file anew."""
-        try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed by close()
-        except OSError as error:
-            raise UserError(
-                f"cannot be written ({error.strerror})", where=str(path), mend="name another file"
-            ) from None
+        self._file = LineFile(Path(path), new=True, mend="name another file")
 
     def __call__(self, event: Event) -> None:
         """Write one line."""
-        self._file.write(json.dumps(asdict(event), allow_nan=False) + "\n")
-        self._file.flush()
+        self._file.write(asdict(event))
 
     def close(self) -> None:
         """Close the file."""

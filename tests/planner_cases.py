@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -283,6 +285,14 @@ def plan_anew(on: Machine, flow: Workflow, ratios: Mapping[tuple[RoleName, str],
     """Everything on one device: the one whose work is nearest to what the cost model says."""
     best = min("abc", key=lambda d: max((r for (_, at), r in ratios.items() if at == d), default=1.0))
     return replace(quick_plan(flow, "serial"), name="anew", placement=dict.fromkeys(APART, best))
+
+
+def plan_when_told(told: Path, on: Machine, flow: Workflow, ratios: Mapping[tuple[RoleName, str], float]) -> Plan:
+    """As `plan_anew`, once a file is there: a plan that takes as long as a test wants."""
+    until = time.monotonic() + 120
+    while not told.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    return plan_anew(on, flow, ratios)
 
 
 def plan_nothing(on: Machine, flow: Workflow, ratios: Mapping[tuple[RoleName, str], float]) -> Plan:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -24,6 +25,7 @@ from planner_cases import (
 )
 
 from planner.api import in_order
+from planner.errors import UserError
 from planner.plan import Plan
 from planner.policy import Status
 from planner.runtime.engine import Engine, Load
@@ -123,3 +125,43 @@ def test_a_busier_stream_waits_longer() -> None:
     calm, busy = (simulate(plan, COSTS, 60, 3, demand=Demand(4, load * 1e6 / alone)) for load in (0.1, 1.2))
     assert calm.p95_us < busy.p95_us
     assert calm.mean_us == pytest.approx(alone, rel=0.2)
+
+
+# --- results that nobody takes ---
+
+
+def an_engine(plan: Plan) -> Engine:
+    workers = VirtualWorkers(modelled(COSTS), {d.name: LetterBackend() for d in plan.machine.devices})
+    return Engine(plan, workers, Letters(), lambda event: None)
+
+
+@given(workflows(), SEEDS)
+@settings(max_examples=25, deadline=None)
+def test_problems_that_are_given_up_leave_nothing_in_the_way_of_others(flow: Workflow, seed: int) -> None:
+    """Whoever stops taking results gives the rest up; the same engine then solves others as if they had never been."""
+    random = Random(seed)
+    plan = random_plan(random, flow)
+    engine = an_engine(plan)
+    for _ in range(4):
+        asked = [Letters().parse("".join(random.choices("abc", k=random.randint(1, 5)))) for _ in range(6)]
+        with closing(engine.solve_all(asked, Load(random.randint(1, 4)))) as results:
+            for solved in islice(results, random.randint(0, 5)):
+                alone = run_letters(plan, (solved.problem.question,))[0]
+                assert committed([solved]) == committed(alone)
+    assert not engine._sessions
+
+
+def test_an_engine_solves_one_batch_at_a_time() -> None:
+    engine = an_engine(quick_plan(workflow()))
+    results = engine.solve_all([Letters().parse("a"), Letters().parse("bc")], Load(2))
+    next(results)
+    with pytest.raises(RuntimeError, match="the engine is at work on other problems"):
+        next(engine.solve_all([Letters().parse("a")]))
+    assert len(list(results)) == 1
+    assert len(list(engine.solve_all([Letters().parse("a")]))) == 1
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+def test_a_load_under_which_nothing_could_run_is_refused(concurrency: int) -> None:
+    with pytest.raises(UserError, match=f"concurrency is {concurrency}; use 1 or more"):
+        Load(concurrency)

@@ -157,12 +157,12 @@ def finish(found: batch.Batch) -> None:
     engine = Engine(found.plan, workers, Letters(), lambda event: None, journal=found.journal)
     for solved in engine.solve_all(found.problems, Load(2)):
         found.append_answer(solved.label)
-    found.journal.close()
+    found.close()
 
 
 def test_a_folder_holds_plan_problems_and_journal_from_the_start(tmp_path: Path) -> None:
     plan = quick_plan(FLOW)
-    begin(tmp_path / "new" / "out", plan).journal.close()
+    begin(tmp_path / "new" / "out", plan).close()
     found = batch.resume(tmp_path / "new" / "out")
     assert (found.plan, [p.question for p in found.problems]) == (plan, list(QUESTIONS))
     assert not found.over and found.rows() == []
@@ -172,26 +172,26 @@ def test_a_folder_holds_plan_problems_and_journal_from_the_start(tmp_path: Path)
     assert [r["question"] for r in found.rows()] == list(QUESTIONS)
     again = batch.resume(tmp_path / "new" / "out")
     assert again.over and again.rows() == found.rows()
-    again.journal.close()
+    again.close()
 
 
 def test_a_run_that_is_not_over_is_not_wiped_out(tmp_path: Path) -> None:
-    begin(tmp_path, quick_plan(FLOW)).journal.close()
+    begin(tmp_path, quick_plan(FLOW)).close()
     with pytest.raises(UserError, match=r"holds a run of which 4 problems are not over; go on with `heteroreason run"):
         begin(tmp_path, quick_plan(FLOW))
     finish(batch.resume(tmp_path))
-    begin(tmp_path, quick_plan(FLOW)).journal.close()
+    begin(tmp_path, quick_plan(FLOW)).close()
     assert (tmp_path / "answers.jsonl").read_text() == ""
 
 
 def test_a_folder_whose_files_do_not_belong_together_is_refused(tmp_path: Path) -> None:
-    begin(tmp_path, quick_plan(FLOW)).journal.close()
+    begin(tmp_path, quick_plan(FLOW)).close()
     quick_plan(replace(FLOW, sampling=Sampling(1.0, 4))).save(tmp_path / "plan.json")
     with pytest.raises(UserError, match="it is the journal of another workflow, other models or another seed"):
         batch.resume(tmp_path)
     # Another plan of the same workflow does no harm.
     random_plan(Random(3), FLOW).save(tmp_path / "plan.json")
-    batch.resume(tmp_path).journal.close()
+    batch.resume(tmp_path).close()
     text = (tmp_path / "problems.jsonl").read_text()
     (tmp_path / "problems.jsonl").write_text(text.partition("\n")[2])
     with pytest.raises(UserError, match="it is the journal of other problems"):
@@ -245,7 +245,7 @@ def kill_often(folder: Path, times: int, seed: int) -> None:
     random = Random(seed)
     questions = tuple("abc"[n % 3] * (1 + n // 3) for n in range(24))
     plan = random_plan(random, FLOW)
-    begin(folder, plan, questions).journal.close()
+    begin(folder, plan, questions).close()
     lines = 1
     for _ in range(times):
         killed(folder, random.uniform(0.0, 0.4))
@@ -254,7 +254,7 @@ def kill_often(folder: Path, times: int, seed: int) -> None:
         lines = text.count(b"\n")
     killed(folder, None)
     found = batch.resume(folder)
-    found.journal.close()
+    found.close()
     whole = run_letters(plan, questions)[0]
     assert [(r["status"], r["answer"], tuple(r["steps"])) for r in found.rows()] == [
         (s.outcome.status.value, s.answer, s.steps) for s in whole

@@ -6,6 +6,8 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from planner_cases import (
@@ -20,6 +22,7 @@ from planner_cases import (
     committed,
     plan_anew,
     plan_nothing,
+    plan_when_told,
     quick_plan,
     run_letters,
     workflow,
@@ -118,6 +121,46 @@ def test_the_engine_does_not_wait_for_a_plan() -> None:
 
     run_live(plan, Never(), LinearCosts())
     assert any(calls) and watch._aside is None
+
+
+class WhenTold(Patient):
+    """Has the plan come no sooner than the run has done so many chunks more, and then waits for it."""
+
+    def __init__(self, told: Path, meanwhile: int) -> None:
+        super().__init__(LinearCosts(), partial(plan_when_told, told), FEW)
+        self.told, self.meanwhile = told, meanwhile
+        self.chunks: list[Chunk] = []
+        """Those that were over while the plan was being made."""
+
+    def see(self, event: Event) -> None:
+        if self._aside is not None and isinstance(event, Chunk):
+            self.chunks.append(event)
+        super().see(event)
+
+    def proposal(self, plan: Plan, machine: Machine) -> tuple[str, Plan] | None:
+        if len(self.chunks) < self.meanwhile:
+            return Live.proposal(self, plan, machine)
+        self.told.touch()
+        return super().proposal(plan, machine)
+
+
+def test_a_run_goes_on_while_a_plan_is_made_and_takes_it_up_between_chunks(tmp_path: Path) -> None:
+    plan = quick_plan(FLOW, "overlapped", placement=APART)
+    watch = WhenTold(tmp_path / "told", 120)
+    solved, events = run_live(plan, watch, LinearCosts())
+    again = [e for e in events if isinstance(e, Replanned)]
+    assert again and len(watch.chunks) >= 120
+    # What was done meanwhile was done by the old plan, and it was work: steps were committed.
+    before = events[: events.index(again[0])]
+    assert {e.device for e in watch.chunks[:120]} == set("abc") and all(e in before for e in watch.chunks[:120])
+    first = before.index(watch.chunks[0])
+    assert sum(e.kind == "decision" for e in before[first:]) > 5
+    # No chunk runs while the plans change, and from then on the new one is followed.
+    at = again[0].at_us
+    chunks = [e for e in events if isinstance(e, Chunk)]
+    assert not [e for e in chunks if e.start_us < at < e.end_us]
+    assert {e.device for e in chunks if e.start_us >= at} == {"a"}
+    assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
 
 
 def test_costs_put_right() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -153,6 +154,9 @@ def test_sums_labels_know_the_whole_prefix():
         ("1+1+1+1+1+1+1+1", "8 terms"),
         ("123456+1", "123456 is too long"),
         ("99999+1-5", "passes 100000"),
+        ("9" * 5000 + "+1", r"^question '9{40}\.\.\.9{34}\+1': 9{40}\.\.\.9{36} is too long"),
+        ("12 3+4", "not a sum"),
+        ("1+2\n3", "not a sum"),
     ],
 )
 def test_sums_errors(question, message):
@@ -265,6 +269,8 @@ def test_countdown_equal_numbers_are_two_numbers():
         ("100 2 3 -> 5", "100 is too long"),
         ("1 2 3 -> 123", "123 is too long"),
         ("1 1 1 -> 99", "cannot be reached"),
+        ("1 2 3 -> " + "9" * 5000, "is too long"),
+        ("9" * 5000 + " 2 3 -> 1", "is too long"),
     ],
 )
 def test_countdown_errors(question, message):
@@ -317,6 +323,41 @@ def test_jsonl_bad_lines(tmp_path, line, message):
     path.write_text('{"question": "a", "answer": "b"}\n' + line + "\n")
     with pytest.raises(UserError, match=message):
         read_jsonl(path)
+
+
+def test_jsonl_lines_end_with_a_line_feed_and_nothing_else(tmp_path):
+    """JSON lets a text hold any other separator as it is; files of other editors begin with a mark or end with CR."""
+    text = "a\u2028b\u2029c\x85d"
+    rows = [json.dumps({"question": text, "answer": "1"}, ensure_ascii=False)] * 2
+    for data in ("\n".join(rows), "\ufeff" + "\r\n".join(rows) + "\r\n"):
+        (tmp_path / "p.jsonl").write_bytes(data.encode())
+        assert [p.question for p in read_jsonl(tmp_path / "p.jsonl")] == [text] * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "a\\ud800", "answer": "b"}', "half of a character"),
+        ('{"question": "a", "answer": "b\\udfff"}', "half of a character"),
+        ('{"question": "a", "answer": ' + "9" * 5000 + "}", "not JSON that can be read"),
+        ("[" * 100_000, "not JSON that can be read"),
+    ],
+)
+def test_jsonl_lines_that_are_meant_to_break_it(line, message, tmp_path):
+    (tmp_path / "p.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+        read_jsonl(tmp_path / "p.jsonl")
+
+
+def test_a_question_of_half_characters_is_refused():
+    with pytest.raises(UserError, match="half of a character"):
+        TEXT.parse("what\udc80?")
+
+
+def test_jsonl_tells_of_the_first_bad_lines(tmp_path):
+    (tmp_path / "p.jsonl").write_text("{\n" * 1000)
+    with pytest.raises(UserError, match=r"and 980 more lines like these$"):
+        read_jsonl(tmp_path / "p.jsonl")
 
 
 def test_jsonl_names_every_bad_line(tmp_path):

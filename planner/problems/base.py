@@ -24,6 +24,11 @@ class Problem:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def shown(question: str) -> str:
+    """A question as a message names it: in quotes, its middle left out where it is long."""
+    return repr(question if len(question) <= 80 else f"{question[:40]}...{question[-36:]}")
+
+
 def label_of(problem: Problem, times: int) -> str:
     """The name of a problem in trace and journal where it comes for the `times`-th time: its key, and a number if it
     comes again."""

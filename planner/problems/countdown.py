@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.errors import UserError
-from planner.problems.base import Problem
+from planner.problems.base import Problem, shown
 from planner.problems.vocabulary import COUNTDOWN, DELIMITER, held_out
 
 HIGHEST = 99
@@ -152,19 +152,21 @@ class Countdown:
 
     def parse(self, question: str) -> Problem:
         """A problem from text such as `3 7 25 4 -> 50`."""
-        where = f"question {question!r}"
+        where = f"question {shown(question)}"
         example = "write numbers, an arrow and the target, as in 3 7 25 4 -> 50"
         if not question.strip():
             raise UserError("the question is empty", where="countdown", mend=example)
         match = _HUMAN.fullmatch(question.strip())
         if match is None or not question.isascii():
             raise UserError("not a countdown problem", where=where, mend=example)
-        numbers = [int(number) for number in re.findall(r"\d+", match[1])]
-        if len(numbers) not in COUNTS:
-            raise UserError(f"{len(numbers)} numbers", where=where, mend="write 3 or 4 numbers")
-        for number in (*numbers, int(match[2])):
-            if number > HIGHEST:
-                raise UserError(f"{number} is too long", where=where, mend=f"stay within 0 to {HIGHEST}")
+        written = re.findall(r"\d+", match[1])
+        if len(written) not in COUNTS:
+            raise UserError(f"{len(written)} numbers", where=where, mend="write 3 or 4 numbers")
+        for number in (*written, match[2]):
+            if len(number.lstrip("0")) > len(str(HIGHEST)):
+                mend = f"stay within 0 to {HIGHEST}"
+                raise UserError(f"{shown(number)[1:-1]} is too long", where=where, mend=mend)
+        numbers = list(map(int, written))
         if not reachable(numbers) >> int(match[2]) & 1:
             raise UserError(
                 f"{match[2]} cannot be reached with every result within 0 to {HIGHEST}",

@@ -12,6 +12,7 @@ from planner.errors import UserError
 from planner.problems.base import Problem
 
 _ANSWER_LINE = re.compile(r"^\s*(?:final )?answer\s*:\s*(.+?)\s*$", re.IGNORECASE | re.MULTILINE)
+MOST_ERRORS = 20
 _EXAMPLE = 'write {"question": "...", "answer": "..."}'
 
 
@@ -34,7 +35,7 @@ class Text:
         """The question as it is. Its answer is not known, so no run of it is graded as right."""
         if not question.strip():
             raise UserError("the question is empty", where="text", mend="write the question")
-        return Problem("text", question.strip(), "")
+        return Problem("text", _of_whole_characters(question.strip(), "text"), "")
 
     def prompt(self, problem: Problem) -> str:
         """The question as a paragraph."""
@@ -58,6 +59,15 @@ class Text:
         return found is not None and bool(problem.answer) and found == problem.answer.strip()
 
 
+def _of_whole_characters(text: str, where: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        what = "the text holds half of a character that is written in two"
+        raise UserError(what, where=where, mend="write whole characters, in UTF-8") from None
+    return text
+
+
 def _last_boxed(text: str) -> str | None:
     r"""The content of the last `\\boxed{...}`, braces inside it paired."""
     start = text.rfind("\\boxed{")
@@ -73,9 +83,13 @@ def _last_boxed(text: str) -> str | None:
 
 
 def read_jsonl(path: str | Path) -> list[Problem]:
-    """The problems of a JSONL file. One UserError tells of every bad line, a sentence each; blank lines are skipped."""
+    """The problems of a JSONL file; blank lines are skipped.
+
+    One UserError tells of the bad lines, a sentence each, of the first `MOST_ERRORS` of them.
+    """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        # Only line feeds end a line: JSON lets a text hold the other separators of Unicode as they are.
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as bad:
         raise UserError(f"cannot be read ({bad.strerror})", where=str(path), mend="name a JSONL file") from None
     except UnicodeDecodeError:
@@ -92,7 +106,8 @@ def read_jsonl(path: str | Path) -> list[Problem]:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise UserError("\n".join(str(bad) for bad in errors))
+        more = [f"and {len(errors) - MOST_ERRORS} more lines like these"] if len(errors) > MOST_ERRORS else []
+        raise UserError("\n".join([*(str(bad) for bad in errors[:MOST_ERRORS]), *more]))
     if not problems:
         raise UserError("no problems in the file", where=str(path), mend=f"on each line {_EXAMPLE}")
     return problems
@@ -103,6 +118,8 @@ def _read_line(line: str, where: str) -> Problem:
         raw = json.loads(line)
     except json.JSONDecodeError as bad:
         raise UserError(f"not valid JSON ({bad.msg})", where=where, mend=_EXAMPLE) from None
+    except (ValueError, RecursionError) as bad:
+        raise UserError(f"not JSON that can be read ({bad})", where=where, mend=_EXAMPLE) from None
     if not isinstance(raw, dict):
         raise UserError("not a JSON object", where=where, mend=_EXAMPLE)
     fields = []
@@ -113,5 +130,5 @@ def _read_line(line: str, where: str) -> Problem:
         if not isinstance(value, str) or not value.strip():
             what = f"key {key!r} is missing" if key not in raw else f"key {key!r} holds {value!r}"
             raise UserError(what, where=where, mend=f"give {key} as text")
-        fields.append(value.strip())
+        fields.append(_of_whole_characters(value.strip(), where))
     return Problem("text", fields[0], fields[1])

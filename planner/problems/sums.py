@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.errors import UserError
-from planner.problems.base import Problem
+from planner.problems.base import Problem, shown
 from planner.problems.vocabulary import DELIMITER, SUMS, held_out
 
 DIGITS = 5
@@ -79,21 +79,22 @@ class Sums:
     def parse(self, question: str) -> Problem:
         """A problem from text such as `4123 - 871 + 90`."""
         text = "".join(question.split()).replace("−", "-").removesuffix("?").removesuffix("=")
-        where = f"question {question!r}"
+        where = f"question {shown(question)}"
         if not text:
             raise UserError("the question is empty", where="sums", mend="write a sum such as 4123-871+90")
-        if not _HUMAN_FORM.fullmatch(text) or not text.isascii():
+        split = re.search(r"\d\s+\d", question)  # two numbers, or one: it is not ours to say
+        if split or not _HUMAN_FORM.fullmatch(text) or not text.isascii():
             raise UserError(
                 "not a sum of whole numbers", where=where, mend="use digits, + and - only, as in 4123-871+90"
             )
-        terms = [int(term) for term in re.findall(r"[+-]?\d+", text)]
-        if not 2 <= len(terms) <= MOST_TERMS:
-            raise UserError(f"{len(terms)} terms", where=where, mend=f"write 2 to {MOST_TERMS} terms")
-        for term in terms:
-            if abs(term) >= LIMIT:
-                raise UserError(
-                    f"{abs(term)} is too long", where=where, mend=f"write numbers of at most {DIGITS} digits"
-                )
+        written = re.findall(r"[+-]?\d+", text)
+        if not 2 <= len(written) <= MOST_TERMS:
+            raise UserError(f"{len(written)} terms", where=where, mend=f"write 2 to {MOST_TERMS} terms")
+        for number in (term.lstrip("+-") for term in written):
+            if len(number.lstrip("0")) > DIGITS:
+                mend = f"write numbers of at most {DIGITS} digits"
+                raise UserError(f"{shown(number)[1:-1]} is too long", where=where, mend=mend)
+        terms = list(map(int, written))
         for partial in np.cumsum(terms).tolist():
             if abs(partial) >= LIMIT:
                 raise UserError(

@@ -8,7 +8,7 @@ again there, or the device is taken out and the run goes on by a plan without it
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -43,6 +43,11 @@ class Load:
     latency counts from its admission."""
     deadline_us: int | None = None
     """Longest time for a problem, after which its run ends with what is committed."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a load under which nothing could ever run."""
+        if self.concurrency < 1:
+            raise UserError(f"concurrency is {self.concurrency}", where="load", mend="use 1 or more")
 
 
 class Watch(Protocol):
@@ -119,13 +124,23 @@ class Engine:
             raise solved.error
         return solved
 
-    def solve_all(self, problems: Iterable[Problem], load: Load | None = None) -> Iterator[Solved]:
+    def solve_all(self, problems: Iterable[Problem], load: Load | None = None) -> Generator[Solved, None, None]:
         """Run the policy on each problem; results come in the order in which they are ready.
 
         A problem that cannot be run comes with the status `error`. One that the journal knows to be over is left out.
+        Closing the generator gives up what is not over; the engine then takes other problems.
         """
         load = load or Load()
-        waiting = _arrivals(problems, load, self.now_us())
+        if self._sessions:
+            raise RuntimeError("the engine is at work on other problems: take their results first, or close them")
+        try:
+            yield from self._solve(_arrivals(problems, load, self.now_us()), load)
+        finally:
+            # Whoever takes no more results gives the rest up. Chunks that still run for it end as nobody's.
+            self._sessions.clear()
+            self._ended.clear()
+
+    def _solve(self, waiting: Waiting, load: Load) -> Iterator[Solved]:
         slots = [str(n) for n in reversed(range(load.concurrency))]
         while waiting or self._sessions:
             try:
@@ -187,10 +202,10 @@ class Engine:
             label = label_of(problem, times)
             arrived = self.now_us() if arrived_us is None else arrived_us
             deadline = None if deadline_us is None else arrived + deadline_us
+            session = None
             if self.journal is None or not self.journal.ended(label):
                 try:
-                    self._sessions[label] = Session(self, problem, label, slots[-1], arrived, deadline)
-                    slots.pop()
+                    session = Session(self, problem, label, slots[-1], arrived, deadline)
                 except UserError as error:
                     self._refuse(problem, label, arrived, error)
                 except DeviceFault as failed:
@@ -204,6 +219,10 @@ class Engine:
             # Only now: if the device of a tokenizer fails, the problem is the next one again.
             waiting.popleft()
             self._seen[problem.key] = times
+            if session is not None:
+                self._sessions[label] = session
+                slots.pop()
+                session.begin()
 
     def _border(self, first: bool = False) -> None:
         """Where no chunk is running, go on by another plan if there is one to go on by."""
@@ -256,7 +275,8 @@ class Engine:
             return
         self._failures.pop(done.device, None)
         running.session.record(running.start, running.work, done)
-        if running.session.outcome is None:
+        given_up = self._sessions.get(running.session.label) is not running.session
+        if running.session.outcome is None and not given_up:
             running.session.commit(running.start, running.work, done.output)
 
     def _failed(self, device: str, fault: Fault, running: _Running | None) -> None:

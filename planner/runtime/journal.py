@@ -8,13 +8,13 @@ is computed again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.errors import UserError
+from planner.line_file import LineFile
 from planner.plan import Plan, asked_of
 from planner.policy import Result, Step
 from planner.problems.base import Problem
@@ -80,18 +80,18 @@ class JournalFile:
 
     def __init__(self, path: str | Path, head: Head, sync: bool = False) -> None:
         """Begin a journal. Raises UserError if it cannot be written."""
-        self.head, self._path, self._sync = head, Path(path), sync
+        self.head, self._path = head, Path(path)
         self._results: dict[str, dict[str, Result]] = {}
         self.ends: dict[str, Ended] = {}
         """The problems that are over, by label, in the order in which they ended."""
-        self._open("w")
+        self._file = LineFile(self._path, new=True, sync=sync)
         self._write(head)
 
     @classmethod
     def resume(cls, path: str | Path, sync: bool = False) -> JournalFile:
         """Read a journal and go on with it. A last line that was cut off is taken out. Raises UserError."""
         journal = cls.__new__(cls)
-        journal._path, journal._sync = Path(path), sync
+        journal._path = Path(path)
         lines, whole = _whole_lines(journal._path)
         records = [_record(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
         if not records or not isinstance(records[0], Head):
@@ -103,7 +103,7 @@ class JournalFile:
         journal._results, journal.ends = {}, {}
         for record in records:
             journal._take(record)
-        journal._open("a")
+        journal._file = LineFile(journal._path, new=False, sync=sync)
         journal._file.truncate(whole)
         return journal
 
@@ -151,18 +151,8 @@ class JournalFile:
             self.ends[record.problem] = record
             self._results.pop(record.problem, None)
 
-    def _open(self, mode: str) -> None:
-        try:
-            self._file = self._path.open(mode, encoding="utf-8")
-        except OSError as error:
-            what = f"cannot be written ({error.strerror})"
-            raise UserError(what, where=str(self._path), mend="name another folder") from None
-
     def _write(self, record: Head | Noted | Ended) -> None:
-        self._file.write(json.dumps(asdict(record), allow_nan=False) + "\n")
-        self._file.flush()
-        if self._sync:
-            os.fsync(self._file.fileno())
+        self._file.write(asdict(record))
 
 
 def _whole_lines(path: Path) -> tuple[list[str], int]:

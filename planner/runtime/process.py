@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
+import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -25,6 +28,8 @@ LOAD_TIMEOUT_S = 300.0
 """Longest wait for a model to be loaded and compiled."""
 CALL_TIMEOUT_S = 60.0
 """Longest wait for a tokenizer."""
+PIPE_TIMEOUT_S = 60
+"""Longest wait, in whole seconds, for a process to take the rest of a message, or to send it."""
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for a process to end by itself before it is killed."""
 
@@ -141,11 +146,11 @@ class ProcessWorkers:
             return Done(device, Output(), start, self.now_us(), fault_of(error))
 
     def _call(self, device: str, timeout_s: float, verb: str, *args: Any) -> Any:
-        self._send(device, (verb, args))
         if device in self._running:
-            # It answers in order: first the chunk, which `wait` hands out later.
+            # First the chunk, which `wait` hands out later: a process that is at work takes no long message.
             self._await(device, (self._running[device][1] - self.now_us()) / 1e6, "run")
             self._over.append(self._finish(device))
+        self._send(device, (verb, args))
         return self._answer(device, timeout_s, verb)
 
     def _answer(self, device: str, timeout_s: float, verb: str) -> Any:
@@ -169,12 +174,16 @@ class ProcessWorkers:
             self._processes[device] = _start(self._machine.device(device))
         try:
             self._processes[device][1].send(message)
+        except BlockingIOError:
+            raise _stuck(device) from None
         except OSError:
             raise self._dead(device) from None
 
     def _receive(self, device: str) -> Any:
         try:
             good, result = self._processes[device][1].recv()
+        except BlockingIOError:
+            raise _stuck(device) from None
         except (EOFError, OSError):
             raise self._dead(device) from None
         if not good:
@@ -185,6 +194,10 @@ class ProcessWorkers:
         process = self._processes[device][0]
         process.join(CLOSE_TIMEOUT_S)
         return DeviceFault(Fault(FaultKind.DIED, f"its process ended with exit code {process.exitcode}"), device)
+
+
+def _stuck(device: str) -> DeviceFault:
+    return DeviceFault(Fault(FaultKind.HUNG, f"a message to or from it was not over after {PIPE_TIMEOUT_S} s"), device)
 
 
 @contextmanager
@@ -203,7 +216,17 @@ def _start(device: Device) -> tuple[BaseProcess, Connection]:
     process = context.Process(target=_serve, args=(theirs, device), name=f"heteroreason-{device.name}", daemon=True)
     start_unheard(process)
     theirs.close()
+    _limit(ours)
     return process, ours
+
+
+def _limit(connection: Connection) -> None:
+    """Have a message fail that the other side has no room for, or stops in the middle of, as a stopped process does."""
+    if sys.platform == "win32":
+        return
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PIPE_TIMEOUT_S, 0))
 
 
 def _serve(connection: Connection, device: Device) -> None:

@@ -82,6 +82,9 @@ class Session:
         self.base = Node(None, None, self.problem.key)
         self.memory = PolicyState(plan.workflow, self.base)
         self.policy = reason(plan.workflow, self.base, problems.answer, self._decided, self.memory)
+
+    def begin(self) -> None:
+        """Start the policy, and go on with it as far as the journal of an earlier run has results."""
         now = self.host.now_us()
         self.host.sink(ProblemStarted(self.label, self.problem.question, now, self.arrived_us))
         self.recorded = dict(self.host.journal.results(self.label)) if self.host.journal else {}

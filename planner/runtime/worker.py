@@ -102,6 +102,9 @@ def start_unheard(process: BaseProcess) -> None:
     if not hasattr(signal, "pthread_sigmask"):
         process.start()
         return
+    from multiprocessing import resource_tracker  # posix only
+
+    resource_tracker.ensure_running()  # the first process would start it, and starting it lets the signals through
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process.start()  # it begins with the signal blocked, and stays so
