@@ -17,7 +17,7 @@ def group() -> None:
 @app.command()
 def report(
     model: Annotated[
-        str, typer.Argument(help="A folder with an integer model, zoo/draft, or qwen2.5-0.5b")
+        str, typer.Argument(help="A folder with an integer model, zoo/draft, qwen2.5-0.5b or qwen2.5-0.5b-w4")
     ] = "zoo/draft",
     board: Annotated[str, typer.Option(help="kv260, zcu104 or u280")] = "kv260",
     position: Annotated[int, typer.Option(help="Tokens that are in the cache already")] = 100,

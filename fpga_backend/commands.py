@@ -87,6 +87,7 @@ FIELDS = (
     Field("rows", 3, 0, 20, "results, or elements of a vector"),
     Field("row_beats", 3, 20, 10, "beats of one dot product; sink KEY: beats of one key"),
     Field("more", 3, 30, 1, "VALUES: the next VALUES goes on with the same vector"),
+    Field("grouped", 3, 31, 1, "LINEAR: weights have 4 bits, in groups"),
     Field("source", 4, 0, 16, "where the input begins: element of vector memory or word of input memory"),
     Field("destination", 4, 16, 16, "where the output begins: element, word, or beat of parameter memory"),
     Field("gain", 5, 0, 16, "byte of parameter memory: gains, embedding row, cosine and sine"),
@@ -114,6 +115,7 @@ class Command:
     rows: int = 0
     row_beats: int = 0
     more: bool = False
+    grouped: bool = False
     source: int = 0
     destination: int = 0
     gain: int = 0

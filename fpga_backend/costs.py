@@ -16,10 +16,10 @@ import numpy as np
 
 from fpga_backend.commands import Command, Opcode, Sink
 from fpga_backend.core import Core
-from fpga_backend.packing import REQUANTISER_BYTES, Image, Linear, Rows
+from fpga_backend.packing import REQUANTISER_BYTES, Image, Linear, Rows, place
 from fpga_backend.program import compile_model
 from fpga_backend.simulation.simulator import Memory
-from models_jax.integer.files import IntegerModel, Shape, headroom
+from models_jax.integer.files import IntegerModel, Shape
 
 STREAM_BEATS = 512
 """FIFO of each memory port: parameter STREAM of the RTL."""
@@ -187,12 +187,10 @@ def layout(shape: Shape, core: Core) -> Image:
         rows[name] = Rows(at, beats)
         at += count * beats
 
-    def add_linear(name: str, outer: int, inner: int) -> None:
+    def add_linear(name: str, outer: int, inner: int, bits: int = shape.weight_bits) -> None:
         nonlocal at
-        mine, row_beats = core.rows(outer), core.beats(inner)
-        beats = mine * row_beats + -(-mine // core.group)
-        layers[name] = Linear(at, beats, outer, row_beats, headroom(inner))
-        at += beats
+        layers[name] = place(at, outer, inner, bits, core)
+        at += layers[name].beats
 
     s = shape
     add_rows("embed", s.vocab_size, REQUANTISER_BYTES + s.hidden_size)
@@ -206,7 +204,7 @@ def layout(shape: Shape, core: Core) -> Image:
         add_linear(f"{name}.gate_up", 2 * s.intermediate_size, s.hidden_size)
         add_linear(f"{name}.down", s.hidden_size, s.intermediate_size)
     add_rows("norm", 1, 2 * s.hidden_size)
-    add_linear("head", s.vocab_size, s.hidden_size)
+    add_linear("head", s.vocab_size, s.hidden_size, 8)
     return Image(np.zeros((core.engines, 0), np.uint8), layers, rows)
 
 

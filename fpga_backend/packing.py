@@ -6,6 +6,10 @@ embedding, cosine and sine, gains); each engine has its part of every linear lay
     for every LANES / 4 of its rows:  one header beat: {multiplier: 16 bits, shift + headroom - 16: 16 bits} a row
                                       the rows, each padded with zeros to whole beats
 
+A beat holds LANES weights of 8 bits or 2 * LANES of 4 bits: byte i has the weight of input i in its lower half, that
+of input LANES + i in its upper half. With 4 bits a beat of scales stands before every 16 beats of weights, behind a
+header at the same place: LANES / 16 bytes for each of these beats, a byte for each group of 32 inputs.
+
 Row r belongs to engine r mod ENGINES. Where rows do not divide evenly the last engines get rows of zeros.
 """
 
@@ -22,6 +26,8 @@ from models_jax.integer.files import IntegerModel, headroom, linears
 
 Bytes = NDArray[np.uint8]
 REQUANTISER_BYTES = 4
+SCALED_BEATS = 16
+"""Beats of weights of 4 bits that share a beat of scales."""
 PAGE = 4096
 
 
@@ -36,7 +42,17 @@ class Linear:
     rows: int
     """Rows of all engines together, without padding."""
     row_beats: int
+    bits: int
+    """Of a weight."""
     headroom: int
+
+
+def place(address: int, rows: int, width: int, bits: int, core: Core) -> Linear:
+    """Where a layer of so many rows of `width` weights of `bits` bits lies if it begins at `address`."""
+    row_beats = core.beats(-(-width * bits // 8))
+    weights, headers = core.rows(rows) * row_beats, -(-core.rows(rows) // core.group)
+    scales = -(-weights // SCALED_BEATS) if bits == 4 else 0
+    return Linear(address, weights + headers + scales, rows, row_beats, bits, headroom(width, bits))
 
 
 @dataclass(frozen=True)
@@ -85,12 +101,15 @@ class Builder:
         part[0, :, : rows.shape[1]] = rows
         return Rows(self.add(part.reshape(self.core.engines, -1)), beats)
 
-    def add_linear(self, weight: NDArray[Any], multiplier: NDArray[Any], shift: NDArray[Any]) -> Linear:
-        """Append a linear layer: weight int8 (out, in), a requantiser for each row."""
+    def add_linear(
+        self, weight: NDArray[Any], multiplier: NDArray[Any], shift: NDArray[Any], scale: NDArray[Any] | None = None
+    ) -> Linear:
+        """Append a linear layer: weight (out, in), a requantiser for each row; with 4 bits scale (out, groups)."""
         rows, width = weight.shape
-        part = linear_stream(weight, requantisers(multiplier, shift, headroom(width)), self.core)
-        address = self.add(part)
-        return Linear(address, self.at - address, rows, self.core.beats(width), headroom(width))
+        found = place(self.at, rows, width, 8 if scale is None else 4, self.core)
+        header = requantisers(multiplier, shift, found.headroom)
+        self.add(linear_stream(weight, header, self.core, scale))
+        return found
 
     def image(self) -> Bytes:
         """All parts, padded to whole pages."""
@@ -104,27 +123,44 @@ def requantisers(multiplier: NDArray[Any], shift: NDArray[Any], free: int) -> By
     return words.astype("<u4").view(np.uint8).reshape(-1, REQUANTISER_BYTES)
 
 
-def linear_stream(weight: NDArray[Any], header: Bytes, core: Core) -> Bytes:
-    """The streams (engines, bytes) of a layer: weight int8 (out, in), header (out, 4) bytes."""
-    rows = core.rows(len(weight))
-    padded = np.zeros((rows * core.engines, core.beats(weight.shape[1]) * core.lanes), np.uint8)
-    padded[: len(weight), : weight.shape[1]] = weight.astype(np.int8).view(np.uint8)
-    headers = np.zeros((rows * core.engines, REQUANTISER_BYTES), np.uint8)
-    headers[: len(header)] = header
-    return np.stack(
-        [engine_stream(padded[e :: core.engines], headers[e :: core.engines], core) for e in range(core.engines)]
-    )
+def padded(values: NDArray[Any], rows: int, width: int) -> Bytes:
+    """Values (n, size) of a byte each among zeros (rows, width)."""
+    made = np.zeros((rows, width), np.uint8)
+    made[: len(values), : values.shape[1]] = values.astype(np.uint8)
+    return made
 
 
-def engine_stream(weight: Bytes, header: Bytes, core: Core) -> Bytes:
-    """The stream of one engine: header beats among whole rows."""
-    parts = []
-    for first in range(0, len(weight), core.group):
-        group = np.zeros(core.lanes, np.uint8)
-        some = header[first : first + core.group].reshape(-1)
-        group[: some.size] = some
-        parts += [group, weight[first : first + core.group].reshape(-1)]
-    return np.concatenate(parts)
+def linear_stream(weight: NDArray[Any], header: Bytes, core: Core, scale: NDArray[Any] | None = None) -> Bytes:
+    """The streams (engines, bytes) of a layer: weight (out, in), header (out, 4) bytes, scale (out, groups)."""
+    rows = core.rows(len(weight)) * core.engines
+    if scale is None:
+        whole = padded(weight, rows, core.beats(weight.shape[1]) * core.lanes)
+        scales = np.zeros((rows, 0), np.uint8)
+    else:
+        whole = nibbles(padded(weight & 15, rows, core.beats(-(-weight.shape[1] // 2)) * 2 * core.lanes), core)
+        scales = padded(scale, rows, whole.shape[1] // SCALED_BEATS)
+    headers = padded(header, rows, REQUANTISER_BYTES)
+    ours = [slice(e, None, core.engines) for e in range(core.engines)]
+    return np.stack([engine_stream(whole[mine], headers[mine], scales[mine], core) for mine in ours])
+
+
+def nibbles(weight: Bytes, core: Core) -> Bytes:
+    """Whole rows (n, 2 * size) of 4-bit weights, a byte each, to (n, size) bytes as they lie in a beat."""
+    lower, upper = np.moveaxis(weight.reshape(len(weight), -1, 2, core.lanes), 2, 0)
+    return (lower + 16 * upper).astype(np.uint8).reshape(len(weight), -1)
+
+
+def engine_stream(weight: Bytes, header: Bytes, scale: Bytes, core: Core) -> Bytes:
+    """The stream of one engine: beats of headers, of scales and of weights, each where it is needed."""
+
+    def beats(values: Bytes) -> Bytes:
+        return np.pad(values.reshape(-1), (0, -values.size % core.lanes)).reshape(-1, core.lanes)
+
+    parts = [beats(header), beats(scale), beats(weight)]
+    apart = (core.group * weight.shape[1] // core.lanes, SCALED_BEATS, 1)
+    before = [np.arange(len(part)) * each for part, each in zip(parts, apart, strict=True)]
+    order = np.argsort(np.concatenate(before), kind="stable")
+    return np.concatenate(parts)[order].reshape(-1)
 
 
 def halves(values: NDArray[Any]) -> Bytes:
@@ -134,13 +170,12 @@ def halves(values: NDArray[Any]) -> Bytes:
 
 def pack(model: IntegerModel, core: Core) -> Image:
     """The memory image of a model for a core."""
-    s, t, made = model.shape, model.tensors, Builder(core)
+    s, t, made, kinds = model.shape, model.tensors, Builder(core), KINDS[model.shape.weight_bits]
     rows: dict[str, Rows] = {}
     layers: dict[str, Linear] = {}
 
     def linear(name: str, *parts: str) -> Linear:
-        found = [np.concatenate([t[f"{name}.{part}.{kind}"] for part in parts]) for kind in KINDS]
-        return made.add_linear(*found)
+        return made.add_linear(*[np.concatenate([t[f"{name}.{part}.{kind}"] for part in parts]) for kind in kinds])
 
     embed = requantisers(t["embed.multiplier"], t["embed.shift"], headroom(1))
     rows["embed"] = made.add_rows(np.concatenate([embed, t["embed.weight"].view(np.uint8)], axis=1))
@@ -152,7 +187,7 @@ def pack(model: IntegerModel, core: Core) -> Image:
         layers[f"{name}.v"] = linear(name, "v")
         layers[f"{name}.qk"] = linear(name, "q", "k")
         layers[f"{name}.o"] = linear(name, "o")
-        both = [np.stack([t[f"{name}.{part}.{kind}"] for part in ("gate", "up")], axis=1) for kind in KINDS]
+        both = [np.stack([t[f"{name}.{part}.{kind}"] for part in ("gate", "up")], axis=1) for kind in kinds]
         inner = linears(s)["gate"][0]
         layers[f"{name}.gate_up"] = made.add_linear(*[part.reshape(2 * inner, *part.shape[2:]) for part in both])
         layers[f"{name}.down"] = linear(name, "down")
@@ -162,7 +197,8 @@ def pack(model: IntegerModel, core: Core) -> Image:
     return Image(made.image(), layers, rows)
 
 
-KINDS = ("weight", "multiplier", "shift")
+KINDS = {8: ("weight", "multiplier", "shift"), 4: ("weight", "multiplier", "shift", "scale")}
+"""Tensors of a linear layer, by the bits of its weights."""
 
 
 def gains(model: IntegerModel, core: Core, *names: str) -> Bytes:

@@ -224,6 +224,7 @@ class Compiler:
             Opcode.LINEAR,
             sink=sink,
             headroom=found.headroom,
+            grouped=found.bits == 4,
             address=found.address,
             beats=found.beats,
             rows=found.rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-ID = 0x48520001
+ID = 0x48520002
 """'HR' and the version of register map and command list."""
 
 
@@ -41,7 +41,7 @@ REGISTERS = (
         Access.READ,
         ("STATUS", "what the core does and waits for, see below"),
         ("ERROR", "why the last run failed, see below; 0 after a good one"),
-        ("ID", "0x48520001: 'HR' and the version of this map and of the command list"),
+        ("ID", "0x48520002: 'HR' and the version of this map and of the command list"),
         ("SHAPE", "bits 15..0: LANES; bits 31..16: ENGINES"),
         ("VECTOR_SIZE", "int16 elements of the vector memory"),
         ("INPUT_SIZE", "words of LANES elements of the input memory"),

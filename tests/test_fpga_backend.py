@@ -21,12 +21,13 @@ def emulated():
     return FpgaBackend({"transport": "emulate"})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture(scope="module", params=[8, 4], ids=["W8A8", "W4A8"])
+def folder(request, tmp_path_factory):
     made = tmp_path_factory.mktemp("draft")
     tiny_models.write(made, tiny_models.config(tied=False))
     rng = np.random.default_rng(0)
-    quantise.quantise_folder(made, [rng.integers(0, len(tiny_models.TOKENS), 40) for _ in range(4)])
+    sequences = [rng.integers(0, len(tiny_models.TOKENS), 40) for _ in range(4)]
+    quantise.quantise_folder(made, sequences, weight_bits=request.param)
     return made
 
 
@@ -64,8 +65,10 @@ def test_nothing_compiles_after_loading(subject):
 
 
 def test_info_counts_bytes_of_the_device(subject, folder):
-    weights = sum(t.nbytes for t in files.read(folder / files.FILE_NAME).tensors.values())
-    assert subject.info.weight_bytes == weights
+    model = files.read(folder / files.FILE_NAME)
+    whole = sum(t.nbytes for t in model.tensors.values())
+    layers = sum(t.nbytes for name, t in model.tensors.items() if name.startswith("layers") and ".weight" in name)
+    assert subject.info.weight_bytes == whole - (layers // 2 if model.shape.weight_bits == 4 else 0)
     assert subject.info.kv_bytes_per_token == 2 * 2 * 2 * 8
 
 

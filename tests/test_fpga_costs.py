@@ -30,11 +30,15 @@ UNSEEN = (
     (fit.WIDE, Shape(2000, 64, 100, 1, 2, 1, 32, 128, True), 5, Memory(40, 2, 3)),
     (fit.NARROW, Shape(150, 72, 136, 2, 3, 1, 24, 256, True), 90, Memory(40)),
     (fit.NARROW, Shape(333, 112, 160, 1, 7, 7, 16, 128, True), 33, Memory(200, 1, 3)),
+    (fit.WIDE, Shape(120, 448, 600, 1, 7, 1, 64, 256, True, 4), 50, Memory(80)),
+    (fit.NARROW, Shape(90, 208, 304, 1, 4, 2, 24, 128, False, 4), 70, Memory(60, 3, 4)),
 )
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", UNSEEN, ids=[f"d{case[1].hidden_size}-lanes{case[0].lanes}" for case in UNSEEN])
+@pytest.mark.parametrize(
+    "case", UNSEEN, ids=[f"d{case[1].hidden_size}-lanes{case[0].lanes}-{case[1].weight_bits} bits" for case in UNSEEN]
+)
 def test_cycles_are_within_three_percent_of_simulation(case):
     sample = fit.simulate(*case)
     assert abs(fit.error(sample, costs.FITTED)) < 0.03
@@ -65,9 +69,10 @@ def test_a_fit_finds_constants_that_were_wrong():
     head_dim=st.sampled_from([8, 12, 32]),
     vocabulary=st.integers(2, 90),
     tied=st.booleans(),
+    bits=st.sampled_from([8, 4]),
 )
-def test_layout_is_that_of_packed_weights(core, hidden, inner, heads, head_dim, vocabulary, tied):
-    shape = Shape(vocabulary, hidden, inner, 2, *heads, head_dim, 64, tied)
+def test_layout_is_that_of_packed_weights(core, hidden, inner, heads, head_dim, vocabulary, tied, bits):
+    shape = Shape(vocabulary, hidden, inner, 2, *heads, head_dim, 64, tied, bits)
     model = random_model(shape, 1)
     packed, laid = pack(model, core), costs.layout(shape, core)
     assert (packed.linears, packed.rows) == (laid.linears, laid.rows)
@@ -103,6 +108,14 @@ def test_report_of_a_half_billion_weights_is_labelled_and_adds_up():
     assert 494e6 < found.token.bytes < 1.05 * 494e6
     assert 0.9 < found.products <= 1
     assert found.bandwidth < found.board.bandwidth
+
+
+def test_four_bits_take_little_more_than_half_of_the_cycles_and_bytes():
+    """Of 494 million weights 136 million are those of the head, which keep 8 bits; a group of 32 has a scale."""
+    eight, four = (cost(SHAPES[f"qwen2.5-0.5b{kind}"], board("kv260"), 100).token for kind in ("", "-w4"))
+    wanted = (136 + 358 * 4.25 / 8) / 494
+    assert four.bytes / eight.bytes == pytest.approx(wanted, rel=0.03)
+    assert four.cycles / eight.cycles == pytest.approx(wanted, rel=0.06)
 
 
 @pytest.mark.parametrize(

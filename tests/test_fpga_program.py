@@ -8,9 +8,9 @@ import pytest
 from fpga_backend import generate
 from fpga_backend.commands import FIELDS, Command, Opcode, Sink, encode, image
 from fpga_backend.core import Core
-from fpga_backend.packing import linear_stream, pack, requantisers, stop_mask
+from fpga_backend.packing import linear_stream, pack, place, requantisers, stop_mask
 from fpga_backend.program import cache_plan, compile_model
-from models_jax.integer.files import Shape
+from models_jax.integer.files import Shape, groups
 from models_jax.integer.random_model import random_model
 from planner.errors import UserError
 
@@ -58,6 +58,40 @@ def test_weights_can_be_read_back_from_the_streams(lanes, engines):
         assert np.array_equal(read[:45], weight[r]) and not read[45:].any()
         header = stream[first].view("<u4")[place]
         assert (header & 0xFFFF, header >> 16) == (multiplier[r], shift[r] + 10 - 16)
+
+
+@pytest.mark.parametrize(("lanes", "engines"), [(16, 1), (16, 2), (64, 1), (32, 4)])
+@pytest.mark.parametrize("width", [45, 300])
+def test_weights_of_4_bits_can_be_read_back_from_the_streams(lanes, engines, width):
+    """As the engine walks: a header every LANES / 4 rows, then scales every 16 beats, then weights."""
+    core, rng = Core(lanes=lanes, engines=engines), np.random.default_rng(width)
+    weight = rng.integers(-7, 8, (37, width)).astype(np.int8)
+    scale = rng.integers(1, 256, (37, groups(width))).astype(np.uint8)
+    multiplier, shift = rng.integers(1 << 14, 1 << 15, 37), rng.integers(8, 30, 37)
+    streams = linear_stream(weight, requantisers(multiplier, shift, 10), core, scale)
+    found = place(0, 37, width, 4, core)
+    assert streams.shape == (engines, found.beats * lanes)
+    for e in range(engines):
+        stream, seen = iter(streams[e].reshape(-1, lanes)), 0
+        for at, r in enumerate(range(e, core.rows(37) * engines, engines)):
+            if at % core.group == 0:
+                header = next(stream).view("<u4")
+            weights, scales = [], []
+            for _ in range(found.row_beats):
+                if seen % 16 == 0:
+                    of_beats = next(stream).reshape(16, -1)
+                beat = next(stream)
+                halves = np.concatenate([beat << 4, beat & 0xF0]).view(np.int8) >> 4
+                weights += halves.tolist()
+                scales += of_beats[seen % 16].tolist()
+                seen += 1
+            wanted = weight[r].tolist() if r < 37 else [0] * width
+            assert weights[:width] == wanted and not any(weights[width:])
+            if r < 37:
+                assert scales[: groups(width)] == scale[r].tolist()
+                word = int(header[at % core.group])
+                assert (word & 0xFFFF, word >> 16) == (multiplier[r], shift[r] + 10 - 16)
+        assert next(stream, None) is None
 
 
 def test_a_layer_more_is_commands_more():

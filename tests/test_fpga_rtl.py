@@ -50,9 +50,8 @@ def test_many_random_tokens_are_those_of_the_specification(core, seed):
 def test_larger_models_are_those_of_the_specification(seed):
     rng = np.random.default_rng(seed)
     heads, head_dim = [(2, 64), (2, 128), (3, 72), (4, 34), (6, 64), (5, 100)][seed]
-    shape = Shape(
-        300 + seed, int(rng.integers(200, 400)), int(rng.integers(300, 900)), 2, heads, 1, head_dim, 200, True
-    )
+    hidden, inner, bits = int(rng.integers(200, 400)), int(rng.integers(300, 900)), (8, 8, 4, 4, 8, 4)[seed]
+    shape = Shape(300 + seed, hidden, inner, 2, heads, 1, head_dim, 200, True, bits)
     case = Case(WIDE, random_model(shape, seed, wild=seed % 2 == 1), np.zeros(shape.vocab_size, bool), seed)
     case.device.simulator.behave(random_memory(rng))
     assert exercise(case, seed, 150) >= 150

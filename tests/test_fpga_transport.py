@@ -33,12 +33,13 @@ def simulated():
     return FpgaBackend({"transport": "rtl"})
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture(scope="module", params=[8, 4], ids=["W8A8", "W4A8"])
+def folder(request, tmp_path_factory):
     made = tmp_path_factory.mktemp("draft")
     tiny_models.write(made, tiny_models.config(tied=False))
     rng = np.random.default_rng(0)
-    quantise.quantise_folder(made, [rng.integers(0, len(tiny_models.TOKENS), 40) for _ in range(4)])
+    sequences = [rng.integers(0, len(tiny_models.TOKENS), 40) for _ in range(4)]
+    quantise.quantise_folder(made, sequences, weight_bits=request.param)
     return made
 
 

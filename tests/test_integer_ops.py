@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models_jax.integer import ops, tables, twin
-from models_jax.integer.files import headroom
+from models_jax.integer.files import LARGEST_PRODUCT, groups, headroom
 from models_jax.integer.scales import gains, requantisers
 
 rng = np.random.default_rng(0)
@@ -20,17 +20,35 @@ def test_halves_round_upwards(x, shift, wanted):
     assert int(ops.shift_round(np.int64(x), shift)) == wanted
 
 
-@given(st.integers(1, 8192), st.data())
+@given(st.integers(1, 8192), st.sampled_from([8, 4]), st.data())
 @settings(max_examples=300, deadline=None)
-def test_twin_requantises_in_two_halves(width, data):
-    free = headroom(width)
-    top = width * 127 * 127
+def test_twin_requantises_in_two_halves(width, bits, data):
+    free = headroom(width, bits)
+    top = width * LARGEST_PRODUCT[bits]
     x = data.draw(st.one_of(st.sampled_from([-top, -1, 0, 1, top]), st.integers(-top, top)))
     multiplier = data.draw(st.one_of(st.just(0), st.integers(1 << 14, (1 << 15) - 1)))
     shift = data.draw(st.integers(max(1, 17 - free), 46 - free))
     wanted = ops.requantise(np.int64(x), multiplier, shift, (1 << 22) - 1)
     parts = twin.Requantiser(jnp.int32(multiplier), jnp.int32(shift + free))
     assert int(twin.requantise(jnp.int32(x), parts, free, (1 << 22) - 1)) == int(wanted)
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 100, 2000, 8192])
+def test_groups_of_4_bit_weights_are_scaled_each(width):
+    weight = rng.integers(-7, 7, (5, width), endpoint=True)
+    scale = rng.integers(0, 255, (5, groups(width)), endpoint=True)
+    x = rng.integers(-127, 127, width, endpoint=True)
+    weight[0], scale[0], x[:] = 7, 255, np.where(rng.random(width) < 0.5, x, 127)
+    found = ops.grouped_matvec(weight, scale, x)
+    assert found.tolist() == [
+        sum(int(weight[r, i]) * int(scale[r, i // 32]) * int(x[i]) for i in range(width)) for r in range(5)
+    ]
+    halves = twin.scaled_weights(weight.astype(np.int8), scale.astype(np.uint8))
+    upper, lower = (jnp.asarray(half.T.astype(np.float32)) for half in (halves >> 6, halves & 63))
+    even = twin.Requantiser(jnp.full(5, 1 << 14), jnp.full(5, 14 + 16))
+    layer = twin.GroupedLinear(upper, lower, even._replace(shift=jnp.full(5, 30 + headroom(width, 4))))
+    wanted = ops.requantise(found, 1 << 14, 30, 32767)
+    np.testing.assert_array_equal(twin.linear(jnp.asarray(x[None]), layer, 32767)[0], wanted)
 
 
 @given(st.floats(1e-7, 30.0), st.integers(1, 1024))

@@ -46,6 +46,18 @@ def test_integer_model_is_near_the_float_model(folder):
     assert "argmax agrees" in str(found)
 
 
+def test_four_bits_lose_more_and_stay_near(folder, tmp_path):
+    path = quantise.quantise_folder(folder, sequences(12, 0), tmp_path / "four.safetensors", 4)
+    model, checkpoint = files.read(path), Checkpoint.read(folder)
+    assert model.shape.weight_bits == 4 and np.abs(model.tensors["layers.0.q.weight"]).max() == 7
+    found, eight = (
+        quantise.agreement(checkpoint, m, sequences(6, 2)) for m in (model, files.read(folder / files.FILE_NAME))
+    )
+    assert eight.logit_error < found.logit_error < 0.4 * found.logit_spread
+    with pytest.raises(UserError, match="update heteroreason"):
+        files.read(changed(folder, tmp_path, lambda usual: usual | {"spec_version": 3}))
+
+
 def test_reference_loads_the_file(folder):
     reference = Reference.load(folder / files.FILE_NAME)
     cache = Cache.empty(reference.shape)
@@ -112,7 +124,9 @@ def changed(folder, tmp_path, header=None, **tensors):
 @pytest.mark.parametrize(
     ("header", "tensors", "what"),
     [
-        (lambda usual: usual | {"spec_version": 2}, {}, "version 2 of the integer model is not known"),
+        (lambda usual: usual | {"spec_version": 3}, {}, "version 3 of the integer model is not known"),
+        (lambda usual: usual | {"shape": usual["shape"] | {"weight_bits": 5}}, {}, "weight_bits 5 is neither"),
+        (lambda usual: usual | {"shape": usual["shape"] | {"weight_bits": 4}}, {}, "scale is missing"),
         (lambda usual: 7, {}, "not an integer model"),
         (lambda usual: {}, {}, "not an integer model"),
         (lambda usual: usual | {"shape": {}}, {}, "shape in its metadata"),
@@ -139,7 +153,7 @@ def test_files_that_are_none_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("context_tokens", 4096), ("head_dim", 7), ("hidden_size", 9000)])
-def test_shapes_beyond_version_1_are_refused(name, value):
+def test_shapes_that_integer_models_cannot_have_are_refused(name, value):
     usual = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     usual |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "context_tokens": 64}
     with pytest.raises(UserError, match=name):

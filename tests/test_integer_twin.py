@@ -1,5 +1,7 @@
 """The JAX twin gives the bits of the reference: random models, extremes, chunks, rewinds, sampling."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from models_jax.integer.random_model import random_model
 from models_jax.integer.reference import Cache, Reference
 
 SHAPE = Shape(19, 24, 40, 2, 4, 2, 8, 64, True)
+SHAPES = {8: SHAPE, 4: replace(SHAPE, weight_bits=4)}
 SLOTS = SHAPE.context_tokens + decode.FEED_ROWS
 
 
@@ -33,11 +36,12 @@ def shapes(draw):
         head_dim=2 * draw(st.integers(1, 10)),
         context_tokens=draw(st.integers(33, 70)),
         tied=draw(st.booleans()),
+        weight_bits=draw(st.sampled_from([8, 4])),
     )
 
 
 @given(shapes(), st.integers(0, 2**32), st.booleans(), st.integers(1, 33))
-@settings(max_examples=4, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 def test_random_models_give_the_same_logits(shape, seed, wild, length):
     model = random_model(shape, seed, wild)
     check_tensors(shape, model.tensors, "random")
@@ -46,34 +50,39 @@ def test_random_models_give_the_same_logits(shape, seed, wild, length):
 
 
 @pytest.mark.parametrize("wild", [False, True])
-@pytest.mark.parametrize("seed", range(4))
-def test_whole_context(seed, wild):
-    model = random_model(SHAPE, seed, wild)
+@pytest.mark.parametrize(("seed", "bits"), [(0, 8), (1, 8), (2, 4), (3, 4)])
+def test_whole_context(seed, bits, wild):
+    model = random_model(SHAPES[bits], seed, wild)
     tokens = np.random.default_rng(seed).integers(0, SHAPE.vocab_size, SHAPE.context_tokens)
     wanted, _ = reference_logits(model, tokens)
     np.testing.assert_array_equal(decode.sequence_logits(model, tokens), wanted)
     assert wild or len(np.unique(wanted)) > 10
 
 
-def saturated(value):
+def saturated(shape, value):
     """Every weight, gain and multiplier at its end, shifts at their lowest: everything overflows if anything can."""
-    model = random_model(SHAPE, 0)
+    model = random_model(shape, 0)
     tensors = dict(model.tensors)
     for name, tensor in tensors.items():
         kind = name.split(".")[-1]
         if kind == "weight":
-            tensors[name] = np.full_like(tensor, value)
+            low, high = limits(shape, name)
+            tensors[name] = np.full_like(tensor, np.clip(value, low, high))
         elif kind in ("gain", "multiplier"):
             tensors[name] = np.full_like(tensor, 32767)
         elif kind == "shift" and "softmax" not in name:
-            tensors[name] = np.full_like(tensor, limits(SHAPE, name)[0])
-    return type(model)(SHAPE, tensors, "saturated")
+            tensors[name] = np.full_like(tensor, limits(shape, name)[0])
+        elif kind == "scale":
+            tensors[name] = np.full_like(tensor, 255)
+    return type(model)(shape, tensors, "saturated")
 
 
 @pytest.mark.parametrize("value", [-127, 127])
-def test_everything_saturated(value):
-    model = saturated(value)
-    check_tensors(SHAPE, model.tensors, "saturated")
+@pytest.mark.parametrize("bits", [8, 4])
+def test_everything_saturated(bits, value):
+    shape = replace(SHAPES[bits], hidden_size=1100)
+    model = saturated(shape, value)
+    check_tensors(shape, model.tensors, "saturated")
     tokens = np.arange(20) % SHAPE.vocab_size
     np.testing.assert_array_equal(decode.sequence_logits(model, tokens), reference_logits(model, tokens)[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fpga_backend.core import Core
 from fpga_backend.simulation.simulator import Memory
@@ -60,7 +60,10 @@ def published(name: str) -> Shape:
     )  # fmt: skip
 
 
-SHAPES = {"qwen2.5-0.5b": published("qwen2.5-0.5b")}
+SHAPES = {
+    "qwen2.5-0.5b": published("qwen2.5-0.5b"),
+    "qwen2.5-0.5b-w4": replace(published("qwen2.5-0.5b"), weight_bits=4),
+}
 """Published models, for estimates without their weights."""
 
 

@@ -185,9 +185,10 @@ module draft_core #(
   wire [15:0] unit        = command[draft_pkg::UNIT_AT +: 16];
   wire [31:0] value       = command[draft_pkg::VALUE_AT +: 32];
   // Decoded a cycle after the command is there, well before `start`.
-  reg is_load, is_embed, is_norm, is_linear, is_rotate, is_scores, is_softmax, is_values, is_product;
+  reg is_grouped, is_load, is_embed, is_norm, is_linear, is_rotate, is_scores, is_softmax, is_values, is_product;
   reg to_vector, to_gate, to_cache, to_choice, to_inputs, adds;
   always_ff @(posedge clk) begin
+    is_grouped <= opcode == draft_pkg::OP_LINEAR && command[draft_pkg::GROUPED_AT];
     is_load <= opcode == draft_pkg::OP_LOAD;
     is_embed <= opcode == draft_pkg::OP_EMBED;
     is_norm <= opcode == draft_pkg::OP_NORM;
@@ -252,7 +253,7 @@ module draft_core #(
     for (e = 0; e < ENGINES; e++) begin : gemv
       engine #(.LANES(LANES), .INPUTS(INPUTS)) dot_products (
         .clk, .rst, .start(engine_start), .rows(engine_rows), .row_beats(is_values ? 10'd1 : row_beats),
-        .source(source[INPUT_BITS-1:0]), .headers(is_linear), .hold(is_values ? unit : 16'd0), .write(input_write),
+        .source(source[INPUT_BITS-1:0]), .headers(is_linear), .grouped(is_grouped), .hold(is_values ? unit : 16'd0), .write(input_write),
         .write_address(input_address), .write_data(input_data), .valid(stream_valid[e]), .pop(engine_pop[e]),
         .data(stream_data[LANES*8*e +: LANES*8]), .starved(engine_starved[e]), .result_valid(result_valid[e]),
         .result_pop(result_pop[e]), .result_sum(result_sum[32*e +: 32]),

@@ -1,6 +1,6 @@
 // Written by `python -m fpga_backend.generate`. Do not edit.
 package draft_pkg;
-  localparam logic [31:0] ID = 32'd1213333505;
+  localparam logic [31:0] ID = 32'd1213333506;
   localparam logic [3:0] OP_END = 4'd0;
   localparam logic [3:0] OP_LOAD = 4'd1;
   localparam logic [3:0] OP_EMBED = 4'd2;
@@ -112,6 +112,8 @@ package draft_pkg;
   localparam int ROW_BEATS_BITS = 10;
   localparam int MORE_AT = 126;
   localparam int MORE_BITS = 1;
+  localparam int GROUPED_AT = 127;
+  localparam int GROUPED_BITS = 1;
   localparam int SOURCE_AT = 128;
   localparam int SOURCE_BITS = 16;
   localparam int DESTINATION_AT = 144;

@@ -1,5 +1,10 @@
-// Dot products of int8 rows from a stream with a vector in input memory: LANES products a cycle. The pipeline never
-// stalls: a row enters it only when its result is sure of a place in the FIFO behind.
+// Dot products of rows from a stream with a vector in input memory. A beat holds LANES weights of 8 bits, or twice as
+// many of 4 bits, and all its products are made in one cycle. The pipeline never stalls: a row enters it only when its
+// result is sure of a place in the FIFO behind.
+//
+// Weights of 4 bits: byte i of a beat has the weight of input i in its lower half and that of input LANES + i in its
+// upper half. Sums over 32 inputs are multiplied by the scale of their group. Scales come in a beat of their own before
+// every 16 beats of weights.
 module engine #(
   parameter int LANES = 64,
   parameter int INPUTS = 128,                 // words of input memory
@@ -13,6 +18,7 @@ module engine #(
   input  wire [9:0]             row_beats,
   input  wire [INPUT_BITS-1:0]  source,       // first word of the vector
   input  wire                   headers,      // a header beat before every LANES / 4 rows
+  input  wire                   grouped,      // weights of 4 bits
   input  wire [15:0]            hold,         // not 0: a word of the vector serves so many rows of one beat
   // Input memory
   input  wire                   write,
@@ -30,22 +36,27 @@ module engine #(
   output wire [19:0]            result_requantiser  // shift 5, multiplier 15
 );
   localparam int GROUP = LANES / 4;
-  localparam int LEVELS = $clog2(LANES);
+  localparam int LEAVES = 2 * LANES;
+  localparam int LEVELS = $clog2(LEAVES);
+  localparam int GROUPS = LEAVES / 32;        // groups of a beat
   localparam int DEPTH = 32;
-  localparam int SUM = 21 + LEVELS;           // |int8 * 2^13| < 2^20
+  localparam int SUM = 21 + LEVELS;           // |int8 * 2^13| < 2^20; a scaled group of 32 has 24 bits
 
   // Walk through the stream.
-  reg active, in_header, credit;
+  reg active, in_header, in_scales, credit;
   reg [19:0] rows_left;
   reg [9:0] beat, row_last;
   reg [$clog2(GROUP)-1:0] place;
   reg [15:0] held, hold_last;
   reg holds;
   reg [INPUT_BITS-1:0] at;
-  reg [LANES*8-1:0] header;
+  reg [LANES*8-1:0] header, scales;
+  reg [3:0] scaled;                 // beats of weights since the last scales
   wire take = valid && active && credit;
-  wire is_row = take && !in_header;
+  wire is_row = take && !in_header && !in_scales;
   reg last_beat, one_beat;          // `beat` is the last of its row; rows have one beat
+  wire last_place = place == ($clog2(GROUP))'(GROUP - 1);
+  wire header_next = headers && last_beat && last_place;  // after this beat
   wire row_end = is_row && last_beat;
   assign pop = take;
   assign starved = active && credit && !valid;
@@ -54,21 +65,28 @@ module engine #(
     row_last <= row_beats - 10'd1; one_beat <= row_beats == 10'd1; hold_last <= hold - 16'd1; holds <= hold != 0;
     if (take && in_header) header <= data;
     else if (row_end) header <= header >> 32;
+    if (take && in_scales) scales <= data;  // never while `in_header`
+    else if (is_row) scales <= scales >> 8 * GROUPS;
     if (start) begin
       rows_left <= rows; beat <= '0; last_beat <= one_beat; place <= '0; held <= '0; at <= source; in_header <= headers;
-    end else if (take && in_header) in_header <= 1'b0;
+      in_scales <= grouped && !headers; scaled <= '0;
+    end else if (take && in_header) begin
+      in_header <= 1'b0; in_scales <= grouped && scaled == 0;
+    end else if (take && in_scales) in_scales <= 1'b0;
     else if (is_row) begin
+      scaled <= scaled + 4'd1;
       beat <= last_beat ? '0 : beat + 10'd1;
       last_beat <= one_beat || (!last_beat && beat + 10'd1 == row_last);
       if (holds) begin
         held <= held == hold_last ? '0 : held + 16'd1;
         if (held == hold_last) at <= at + 1'b1;
-      end else at <= last_beat ? source : at + 1'b1;
+      end else at <= last_beat ? source : at + (grouped ? INPUT_BITS'(2) : INPUT_BITS'(1));
       if (last_beat) begin
         rows_left <= rows_left - 20'd1;
-        place <= place == ($clog2(GROUP))'(GROUP - 1) ? '0 : place + 1'b1;
-        in_header <= headers && place == ($clog2(GROUP))'(GROUP - 1);
+        place <= last_place ? '0 : place + 1'b1;
       end
+      in_header <= header_next;
+      in_scales <= grouped && scaled == 4'd15 && !header_next;
     end
     if (rst) active <= 1'b0;
     else if (start) active <= rows != 0;
@@ -83,36 +101,68 @@ module engine #(
     else used <= used + 6'(row_end) - 6'(result_pop);
   end
 
-  // Weights and inputs, products, tree of sums: one register after each.
-  wire [LANES*15-1:0] inputs;
-  ram #(.WIDTH(LANES*15), .DEPTH(INPUTS)) input_memory (
-    .clk, .write, .write_address, .write_data, .address(at), .data(inputs));
+  // Even and odd words of the input memory; weights of 4 bits take one of each.
+  wire [LANES*15-1:0] even, odd;
+  wire take_odd;
+  ram #(.WIDTH(LANES*15), .DEPTH(INPUTS/2)) even_inputs (
+    .clk, .write(write && !write_address[0]), .write_address(write_address[INPUT_BITS-1:1]), .write_data,
+    .address(at[INPUT_BITS-1:1]), .data(even));
+  ram #(.WIDTH(LANES*15), .DEPTH(INPUTS/2)) odd_inputs (
+    .clk, .write(write && write_address[0]), .write_address(write_address[INPUT_BITS-1:1]), .write_data,
+    .address(at[INPUT_BITS-1:1]), .data(odd));
+  delay #(.WIDTH(1), .CYCLES(2)) wait_inputs (.clk, .in(at[0] && !grouped), .out(take_odd));
   reg [LANES*8-1:0] weights_early, weights;
   always_ff @(posedge clk) begin
     weights_early <= data;
     weights <= weights_early;
   end
-  wire signed [SUM-1:0] node [1:2*LANES-1];
+
+  // Weights and inputs, products, tree of sums: one register after each, two after each product.
+  wire signed [SUM-1:0] node [1:2*LEAVES-1];
+  wire [8*GROUPS-1:0] scale;
+  delay #(.WIDTH(8*GROUPS), .CYCLES(10)) wait_sums (.clk, .in(scales[8*GROUPS-1:0]), .out(scale));
   genvar g;
   generate
     for (g = 0; g < LANES; g++) begin : lane
-      wire signed [7:0] weight = weights[8*g +: 8];
-      wire signed [14:0] factor = inputs[15*g +: 15];
+      reg signed [7:0] weight, second_factor;
+      reg signed [3:0] second_weight;
+      reg signed [14:0] factor;
       reg signed [20:0] product, product_late;
+      reg signed [10:0] second_product, second_late;
       always_ff @(posedge clk) begin
+        weight <= grouped ? {{4{weights[8*g+3]}}, weights[8*g +: 4]} : weights[8*g +: 8];
+        factor <= take_odd ? odd[15*g +: 15] : even[15*g +: 15];
+        second_weight <= grouped ? weights[8*g+4 +: 4] : 4'd0;
+        second_factor <= odd[15*g +: 8];
         product <= weight * factor;
-        product_late <= product;
+        second_product <= second_weight * second_factor;
+        product_late <= product; second_late <= second_product;
       end
-      assign node[LANES+g] = SUM'(product_late);
+      assign node[LEAVES+g] = SUM'(product_late);
+      assign node[LEAVES+LANES+g] = SUM'(second_late);
     end
-    for (g = 1; g < LANES; g++) begin : tree
-      reg signed [SUM-1:0] sum;
-      always_ff @(posedge clk) sum <= node[2*g] + node[2*g+1];
-      assign node[g] = sum;
+    for (g = 1; g < LEAVES; g++) begin : tree
+      localparam int BITS = 22 + LEVELS - $clog2(g + 1);
+      reg signed [BITS-1:0] sum;
+      always_ff @(posedge clk) sum <= BITS'(node[2*g]) + BITS'(node[2*g+1]);
+      if (g >= GROUPS && g < 2 * GROUPS) begin : group
+        wire signed [15:0] part = sum[15:0];
+        wire signed [8:0] factor = {1'b0, scale[8*(g-GROUPS) +: 8]};
+        reg signed [24:0] product;
+        reg signed [BITS-1:0] sum_late, out;
+        always_ff @(posedge clk) begin
+          product <= part * factor;
+          sum_late <= sum;
+          out <= grouped ? BITS'(product) : sum_late;
+        end
+        assign node[g] = SUM'(out);
+      end else begin : plain
+        assign node[g] = SUM'(sum);
+      end
     end
   endgenerate
 
-  localparam int LATENCY = 4 + LEVELS;
+  localparam int LATENCY = 7 + LEVELS;
   wire [2:0] tag;                             // valid, first beat of its row, last beat
   delay #(.WIDTH(3), .CYCLES(LATENCY)) tags (.clk, .in({is_row, beat == 0, last_beat}), .out(tag));
   reg signed [31:0] sum;

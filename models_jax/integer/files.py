@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from models_jax.integer.ops import GROUP_INPUTS
 from planner.errors import UserError
 
-SPEC_VERSION = 1
-"""Version of the specification that this package implements."""
+SPEC_VERSION = 2
+"""Version of the specification that this package implements. Version 2 adds weights of 4 bits to version 1."""
+VERSIONS = {8: 1, 4: 2}
+"""Bits of the weights to the first version that has them, which a file carries."""
 METADATA_KEY = "heteroreason_integer_model"
 FILE_NAME = "integer.safetensors"
 """The file of the integer model beside the float weights."""
@@ -29,6 +32,10 @@ MAX_HEAD_DIM = 256
 MAX_VOCABULARY = 1 << 20
 MAX_EXPONENT = 8
 """Largest exponent of the gated product, see `ops.gated`."""
+MAX_SCALE = 255
+"""Largest scale of a group of weights of 4 bits, see `ops.grouped_matvec`."""
+LARGEST_PRODUCT = {8: 127 * 127, 4: 7 * MAX_SCALE * 127}
+"""By bits of the weights: the largest product of a weight, with its scale, and an int8 activation."""
 MEND = "quantise the model again with `python -m models_jax.integer.quantise`"
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -48,6 +55,8 @@ class Shape:
     context_tokens: int
     tied: bool
     """The vocabulary head has the int8 weights of the embedding."""
+    weight_bits: int = 8
+    """Bits of the linear layers' weights, 8 or 4; embedding and vocabulary head always have 8."""
 
     @property
     def query_size(self) -> int:
@@ -60,7 +69,7 @@ class Shape:
         return self.num_key_value_heads * self.head_dim
 
     def check(self, where: str) -> None:
-        """Raise UserError for a shape that version 1 cannot hold."""
+        """Raise UserError for a shape that integer models cannot have."""
         limits = {
             "context_tokens": MAX_CONTEXT,
             "head_dim": MAX_HEAD_DIM,
@@ -84,6 +93,8 @@ class Shape:
                 where=where,
                 mend="use another model",
             )
+        if self.weight_bits not in VERSIONS:
+            raise UserError(f"weight_bits {self.weight_bits} is neither 8 nor 4", where=where, mend=MEND)
 
 
 @dataclass(frozen=True)
@@ -95,10 +106,25 @@ class IntegerModel:
     file_hash: str
     """SHA-256 of the file."""
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all tensors where two weights of 4 bits share a byte."""
+        halved = [
+            name
+            for name in self.tensors
+            if name.endswith(".weight") and bits_of(self.shape, name.removesuffix(".weight")) == 4
+        ]
+        return sum(value.nbytes for value in self.tensors.values()) - sum(self.tensors[n].nbytes // 2 for n in halved)
 
-def headroom(width: int) -> int:
-    """Bits that a sum of `width` products of int8 leaves free in an int32: sum * 2^headroom < 2^31."""
-    return 31 - (width * 127 * 127).bit_length()
+
+def headroom(width: int, bits: int = 8) -> int:
+    """Bits that a sum of `width` products of weights and int8 leaves free in an int32: sum * 2^headroom < 2^31."""
+    return 31 - (width * LARGEST_PRODUCT[bits]).bit_length()
+
+
+def groups(width: int) -> int:
+    """Groups of a row of `width` weights of 4 bits."""
+    return -(-width // GROUP_INPUTS)
 
 
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
@@ -127,6 +153,8 @@ def expected(shape: Shape) -> dict[str, tuple[str, tuple[int, ...]]]:
 
     def linear(name: str, outer: int, inner: int) -> None:
         found[f"{name}.weight"] = ("int8", (outer, inner))
+        if bits_of(s, name) == 4:
+            found[f"{name}.scale"] = ("uint8", (outer, groups(inner)))
         requantiser(name, outer)
 
     def requantiser(name: str, outer: int) -> None:
@@ -181,7 +209,9 @@ def limits(shape: Shape, name: str) -> tuple[int, int]:
     """The lowest and highest value that a tensor may hold."""
     *owner, kind = name.split(".")
     if kind == "weight":
-        return -127, 127
+        return (-7, 7) if bits_of(shape, ".".join(owner)) == 4 else (-127, 127)
+    if kind == "scale":
+        return 0, MAX_SCALE
     if kind in ("cosine", "sine"):
         return -(1 << 14), 1 << 14
     if kind == "epsilon":
@@ -192,9 +222,14 @@ def limits(shape: Shape, name: str) -> tuple[int, int]:
         return (0 if owner[-1] == "mean" else -32767), 32767
     if owner[-1] in ("gated", "mean", "attention_norm", "mlp_norm", "norm"):
         return 1, 30
-    free = headroom(width(shape, owner[-1]))
+    free = headroom(width(shape, owner[-1]), bits_of(shape, ".".join(owner)))
     spare = MAX_EXPONENT if owner[-1] == "down" else 0
     return max(1, 17 - free) + spare, 46 - free
+
+
+def bits_of(shape: Shape, name: str) -> int:
+    """Bits of the weights called `name`: those of the model for the linear layers, 8 for everything else."""
+    return shape.weight_bits if name.split(".")[-1] in linears(shape) else 8
 
 
 def width(shape: Shape, name: str) -> int:
@@ -231,14 +266,15 @@ def read_shape(metadata: Mapping[str, str], where: str) -> Shape:
         version, raw = header["spec_version"], header["shape"]
     except (KeyError, TypeError, ValueError):
         raise UserError(f"not an integer model: its metadata has no {METADATA_KEY}", where=where, mend=MEND) from None
-    if version != SPEC_VERSION:
+    if version not in VERSIONS.values():
         raise UserError(
-            f"version {version!r} of the integer model is not known here, version {SPEC_VERSION} is",
+            f"version {version!r} of the integer model is not known here, versions 1 to {SPEC_VERSION} are",
             where=where,
             mend=f"update heteroreason, or {MEND}",
         )
     try:
-        sizes = {field.name: int(raw[field.name]) for field in fields(Shape) if field.name != "tied"}
+        known = {"weight_bits": 8} | raw
+        sizes = {field.name: int(known[field.name]) for field in fields(Shape) if field.name != "tied"}
         shape = Shape(**sizes, tied=bool(raw["tied"]))
     except (KeyError, TypeError, ValueError) as bad:
         raise UserError(f"the shape in its metadata cannot be read ({bad})", where=where, mend=MEND) from None
@@ -251,6 +287,9 @@ def write(path: Path, shape: Shape, tensors: Tensors) -> None:
     shape.check(str(path))
     check_tensors(shape, tensors, str(path))
     # One entry alone: the library writes several in random order, and the same model is to give the same bytes.
-    metadata = {METADATA_KEY: json.dumps({"spec_version": SPEC_VERSION, "shape": asdict(shape)}, sort_keys=True)}
+    header = {"spec_version": VERSIONS[shape.weight_bits], "shape": asdict(shape)}
+    if shape.weight_bits == 8:
+        del header["shape"]["weight_bits"]  # as version 1 was written
+    metadata = {METADATA_KEY: json.dumps(header, sort_keys=True)}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: np.array(value, order="C") for name, value in tensors.items()}, path, metadata)

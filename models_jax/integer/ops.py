@@ -26,6 +26,8 @@ GATE_BITS = 8
 """Fraction bits of the gate, Q8.8."""
 VALUE_BITS = 7
 """Fraction bits of the attention average, in units of the int8 scale of values."""
+GROUP_INPUTS = 32
+"""Inputs that share a scale where weights have 4 bits."""
 DISTANCE_BITS = 8
 """Fraction bits of a score's distance to the largest one, in octaves."""
 
@@ -62,6 +64,18 @@ def interpolate(table: Table, position: Ints, bits: int) -> Ints:
 def matvec(weight: Ints, x: Ints) -> Ints:
     """Dot products of int8 rows (out, in) with an int8 vector (in), accumulated in int32."""
     return weight @ x
+
+
+def grouped_matvec(weight: Ints, scale: Ints, x: Ints) -> Ints:
+    """Dot products of rows of 4-bit weights (out, in) with an int8 vector (in), accumulated in int32.
+
+    weight: -7 .. 7. scale: 0 .. 255 (out, groups), one for each GROUP_INPUTS inputs of a row, the last group may be
+    short. The sum of a group's products (16 bits) is multiplied by its scale (24 bits) and added to those before it.
+    """
+    outer, inner = weight.shape
+    padding = -inner % GROUP_INPUTS
+    parts = np.pad(weight, ((0, 0), (0, padding))) * np.pad(x, (0, padding))
+    return (parts.reshape(outer, -1, GROUP_INPUTS).sum(axis=-1) * scale).sum(axis=-1)
 
 
 def rms_norm(x: Ints, epsilon: int, gain: Ints, shift: int) -> Ints:

@@ -17,9 +17,20 @@ from numpy.typing import NDArray
 
 from models_jax.integer import ops
 from models_jax.integer.checkpoint import Checkpoint, Floats, angles
-from models_jax.integer.files import FILE_NAME, MAX_CONTEXT, MAX_EXPONENT, IntegerModel, Shape, headroom, read, write
+from models_jax.integer.files import (
+    FILE_NAME,
+    MAX_CONTEXT,
+    MAX_EXPONENT,
+    VERSIONS,
+    IntegerModel,
+    Shape,
+    headroom,
+    read,
+    write,
+)
 from models_jax.integer.reference import LOGIT_BITS
 from models_jax.integer.scales import (
+    QuantisedLinear,
     Tensors,
     gains,
     int8,
@@ -33,27 +44,28 @@ from planner.errors import UserError
 DESCRIPTION = "Make the integer model of a float checkpoint."
 STREAM_MARGIN = 1.5
 """Room in the residual stream above the largest value seen."""
+ALL = slice(None)
 MOST_ROWS = 4096
 """Tokens that scales are chosen from, drawn evenly from the calibration sequences."""
 
 Sequences = Sequence[NDArray[np.integer]]
 
 
-def quantise(model: Checkpoint, sequences: Sequences) -> tuple[Shape, Tensors]:
+def quantise(model: Checkpoint, sequences: Sequences, weight_bits: int = 8) -> tuple[Shape, Tensors]:
     """Shape and tensors of the integer model, its scales chosen from the activations of `sequences`."""
     seen = activations(model, sequences)
-    shape = shape_of(model)
+    shape = shape_of(model, weight_bits)
     stream = float(np.abs(seen["stream"]).max()) * STREAM_MARGIN / 32767
     tensors: Tensors = {}
     quantise_ends(model, seen, stream, tensors)
     for i in range(shape.num_hidden_layers):
-        quantise_attention(model, seen, stream, f"layers.{i}", tensors)
-        quantise_mlp(model, seen, stream, f"layers.{i}", tensors)
+        quantise_attention(model, seen, stream, f"layers.{i}", weight_bits, tensors)
+        quantise_mlp(model, seen, stream, f"layers.{i}", weight_bits, tensors)
     return shape, tensors
 
 
-def shape_of(model: Checkpoint) -> Shape:
-    """The integer model's shape; the context is cut to what version 1 can hold."""
+def shape_of(model: Checkpoint, weight_bits: int) -> Shape:
+    """The integer model's shape; the context is cut to what integer models can hold."""
     c = model.config
     return Shape(
         c.vocab_size,
@@ -65,6 +77,7 @@ def shape_of(model: Checkpoint) -> Shape:
         c.head_dim,
         min(c.max_position_embeddings, MAX_CONTEXT),
         c.tie_word_embeddings,
+        weight_bits,
     )
 
 
@@ -142,19 +155,25 @@ def quantise_norm(model: Checkpoint, name: str, input_scale: Floats, stream: flo
     out[f"{name}.epsilon"] = scalar(int(np.clip(np.floor(epsilon + 0.5), 4, 2**31 - 1)))
 
 
-def put_linear(out: Tensors, name: str, weight: NDArray[np.int8], ratio: Floats) -> None:
-    """An int8 linear layer whose sums are multiplied by `ratio`."""
-    out[f"{name}.weight"] = weight
+def put_linear(out: Tensors, name: str, layer: QuantisedLinear, rows: slice, ratio: Floats) -> None:
+    """Rows of a quantised layer as a layer of its own, whose sums are multiplied by `ratio`."""
+    weight = out[f"{name}.weight"] = layer.weight[rows]
+    if layer.group_scale is not None:
+        out[f"{name}.scale"] = layer.group_scale[rows]
+    free = headroom(weight.shape[1], 8 if layer.group_scale is None else 4)
     spare = MAX_EXPONENT if name.endswith("down") else 0
-    out[f"{name}.multiplier"], out[f"{name}.shift"] = requantisers(ratio, headroom(weight.shape[1]), name, spare)
+    out[f"{name}.multiplier"], out[f"{name}.shift"] = requantisers(ratio, free, name, spare)
 
 
-def quantise_attention(model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, out: Tensors) -> None:
+def quantise_attention(
+    model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, bits: int, out: Tensors
+) -> None:
     """Norm, projections, softmax and mean of one layer."""
     c, w = model.config, model.weights
     heads, dim = c.num_key_value_heads, c.head_dim
     group = c.num_attention_heads // heads
-    joined = quantise_linear(np.concatenate([w[f"{name}.{part}"] for part in "qkv"]), seen[f"{name}.attention_norm"])
+    weights = np.concatenate([w[f"{name}.{part}"] for part in "qkv"])
+    joined = quantise_linear(weights, seen[f"{name}.attention_norm"], bits)
     quantise_norm(model, f"{name}.attention_norm", joined.input_scale, stream, out)
     q = seen[f"{name}.q"].reshape(-1, heads, group, 2, dim // 2)
     k = seen[f"{name}.k"].reshape(-1, heads, 2, dim // 2)
@@ -168,32 +187,32 @@ def quantise_attention(model: Checkpoint, seen: dict[str, Floats], stream: float
     start = 0
     for part, unit in units.items():
         rows = slice(start, start := start + unit.size)
-        put_linear(out, f"{name}.{part}", joined.weight[rows], joined.output_scale[rows] / unit)
+        put_linear(out, f"{name}.{part}", joined, rows, joined.output_scale[rows] / unit)
     octaves = product / np.sqrt(dim) * np.log2(np.e) * (1 << ops.DISTANCE_BITS)
     softmax = requantisers(np.asarray(octaves), headroom(2 * dim), f"{name}.softmax")
     out[f"{name}.softmax.multiplier"], out[f"{name}.softmax.shift"] = map(np.asarray, softmax)
-    o = quantise_linear(w[f"{name}.o"], seen[f"{name}.mean"])
+    o = quantise_linear(w[f"{name}.o"], seen[f"{name}.mean"], bits)
     per_query = np.repeat(v_scale.reshape(heads, dim), group, axis=0).reshape(-1)
     out[f"{name}.mean.gain"], out[f"{name}.mean.shift"] = gains(per_query / o.input_scale / (1 << ops.VALUE_BITS), 30)
-    put_linear(out, f"{name}.o", o.weight, o.output_scale / stream)
+    put_linear(out, f"{name}.o", o, ALL, o.output_scale / stream)
 
 
-def quantise_mlp(model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, out: Tensors) -> None:
+def quantise_mlp(model: Checkpoint, seen: dict[str, Floats], stream: float, name: str, bits: int, out: Tensors) -> None:
     """Norm, gate, up and down of one layer."""
     w = model.weights
     inner = model.config.intermediate_size
-    joined = quantise_linear(np.concatenate([w[f"{name}.gate"], w[f"{name}.up"]]), seen[f"{name}.mlp_norm"])
+    joined = quantise_linear(np.concatenate([w[f"{name}.gate"], w[f"{name}.up"]]), seen[f"{name}.mlp_norm"], bits)
     quantise_norm(model, f"{name}.mlp_norm", joined.input_scale, stream, out)
     gate, up = joined.output_scale[:inner], joined.output_scale[inner:]
-    put_linear(out, f"{name}.gate", joined.weight[:inner], gate * (1 << ops.GATE_BITS))
-    down = quantise_linear(w[f"{name}.down"], seen[f"{name}.product"], exponent=True)
+    put_linear(out, f"{name}.gate", joined, slice(inner), gate * (1 << ops.GATE_BITS))
+    down = quantise_linear(w[f"{name}.down"], seen[f"{name}.product"], bits, exponent=True)
     # up16 = up / up_unit / 2^-shift; the largest seen fills half of int16.
     unit = down.input_scale * (1 << ops.GATE_BITS)
     largest = float((np.abs(seen[f"{name}.up"]).max(axis=0) / unit).max())
     shift = int(np.clip(np.floor(np.log2(16383 / max(largest, 1e-9))), 1, 30))
     out[f"{name}.gated.shift"] = scalar(shift)
-    put_linear(out, f"{name}.up", joined.weight[inner:], up / unit * 2.0**shift)
-    put_linear(out, f"{name}.down", down.weight, down.output_scale / stream)
+    put_linear(out, f"{name}.up", joined, slice(inner, None), up / unit * 2.0**shift)
+    put_linear(out, f"{name}.down", down, ALL, down.output_scale / stream)
 
 
 @dataclass(frozen=True)
@@ -232,10 +251,10 @@ def agreement(model: Checkpoint, integer: IntegerModel, sequences: Sequences) ->
     return Agreement(tokens, same / tokens, float(np.sqrt(error / tokens)), float(np.sqrt(spread / tokens)))
 
 
-def quantise_folder(folder: Path, sequences: Sequences, to: Path | None = None) -> Path:
+def quantise_folder(folder: Path, sequences: Sequences, to: Path | None = None, weight_bits: int = 8) -> Path:
     """Quantise the checkpoint in `folder` and write its integer model beside it, or to `to`."""
     path = to or folder / FILE_NAME
-    write(path, *quantise(Checkpoint.read(folder), sequences))
+    write(path, *quantise(Checkpoint.read(folder), sequences, weight_bits))
     return path
 
 
@@ -266,12 +285,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="checkpoint in Hugging Face layout")
     parser.add_argument("--calibration", type=Path, required=True, help="JSON lines of token id arrays")
     parser.add_argument("-o", "--output", type=Path, help=f"file to write (default: FOLDER/{FILE_NAME})")
+    parser.add_argument("--weight-bits", type=int, choices=VERSIONS, default=8, help="of the linear layers")
     chosen = parser.parse_args(arguments)
     try:
         sequences = read_calibration(chosen.calibration)
         held_out = sequences[9::10]
         used = [tokens for i, tokens in enumerate(sequences) if i % 10 != 9]
-        path = quantise_folder(chosen.folder, used, chosen.output)
+        path = quantise_folder(chosen.folder, used, chosen.output, chosen.weight_bits)
         model, integer = Checkpoint.read(chosen.folder), read(path)
         print(f"wrote {path} ({path.stat().st_size} bytes)")
         print(f"calibration: {agreement(model, integer, used)}")

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from models_jax.integer.files import IntegerModel, Shape, expected, limits
 
+SCALED = ("q", "k", "v", "o", "gate", "up", "down")
+"""Layers whose sums hold the scales of groups where weights have 4 bits: some 4 bits more than without."""
+
 
 def random_model(shape: Shape, seed: int, wild: bool = False) -> IntegerModel:
     """A model of this shape that passes the checks of a file; its logits mean nothing.
@@ -24,20 +27,20 @@ def random_model(shape: Shape, seed: int, wild: bool = False) -> IntegerModel:
         if kind == "multiplier":
             low = 1 << 14
         if not wild:
-            low, high = usual(name, low, high)
+            low, high = usual(name, low, high, shape.weight_bits)
         tensors[name] = np.asarray(rng.integers(low, high, dims, endpoint=True)).astype(dtype)
         if kind == "multiplier" and wild:
             tensors[name] = (tensors[name] * rng.integers(0, 1, dims, endpoint=True)).astype(dtype)
     return IntegerModel(shape, tensors, f"random-{shape}-{seed}-{wild}")
 
 
-def usual(name: str, low: int, high: int) -> tuple[int, int]:
+def usual(name: str, low: int, high: int, weight_bits: int) -> tuple[int, int]:
     """A narrower range in which values neither vanish nor saturate as a rule."""
     owner, kind = name.split(".")[-2:]
     if kind == "shift":
         usually = {"embed": 10, "head": 16, "norm": 18, "attention_norm": 18, "mlp_norm": 18, "softmax": 20}
         others = {"mean": 19, "gated": 16, "q": 18, "k": 18, "v": 23, "o": 16, "gate": 18, "up": 16, "down": 24}
-        middle = (usually | others)[owner]
+        middle = (usually | others)[owner] + (4 if owner in SCALED and weight_bits == 4 else 0)
         return max(low, middle - 1), min(high, middle + 1)
     if kind == "epsilon":
         return low, 1000

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models_jax.integer import ops
-from models_jax.integer.files import IntegerModel, Shape, read
+from models_jax.integer.files import IntegerModel, Shape, bits_of, read
 from models_jax.integer.ops import INT8_MAX, INT16_MAX, Ints
 
 LOGIT_BITS = 12
@@ -82,12 +82,16 @@ class Reference:
         return ops.rms_norm(x, int(t[f"{name}.epsilon"]), t[f"{name}.gain"], int(t[f"{name}.shift"]))
 
     def linear(self, name: str, x: Ints, limit: int, exponent: int = 0) -> Ints:
-        """int8 vector to int32 sums, requantised for each output channel and saturated to -limit .. limit.
+        """int8 vector to int32 sums under weights of 8 or 4 bits.
+
+        They are requantised for each output channel and saturated to -limit .. limit.
 
         The vector stands for x * 2^exponent: the requantiser shifts by so much less.
         """
         t = self.tensors
-        sums = ops.matvec(t[f"{name}.weight"], x)
+        weight = t[f"{name}.weight"]
+        grouped = bits_of(self.shape, name) == 4
+        sums = ops.grouped_matvec(weight, t[f"{name}.scale"], x) if grouped else ops.matvec(weight, x)
         return ops.requantise(sums, t[f"{name}.multiplier"], t[f"{name}.shift"] - exponent, limit)
 
     def attention(self, name: str, x: Ints, position: int, keys: NDArray[np.int8], values: NDArray[np.int8]) -> Ints:

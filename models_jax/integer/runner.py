@@ -182,7 +182,7 @@ def model_info(model: IntegerModel, folder: Path, tokenizer: Tokenizer, context_
     return ModelInfo(
         model_hash=model_hash(folder),
         tokenizer_hash=tokenizer.hash,
-        weight_bytes=sum(value.nbytes for value in model.tensors.values()),
+        weight_bytes=model.packed_bytes,
         kv_bytes_per_token=2 * s.num_hidden_layers * s.key_size,
         context_tokens=context_tokens,
     )

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models_jax.integer.checkpoint import Floats
-from models_jax.integer.files import MAX_EXPONENT
+from models_jax.integer.files import MAX_EXPONENT, MAX_SCALE
+from models_jax.integer.ops import GROUP_INPUTS
 from planner.errors import UserError
 
 ROW_CLIPS = (1.0, 0.9, 0.8)
@@ -23,19 +24,55 @@ TINY = 1e-9
 
 @dataclass(frozen=True)
 class QuantisedLinear:
-    """An input's scale for each channel, int8 weights for inputs of that scale, a scale for each output channel.
+    """An input's scale for each channel, weights for inputs of that scale, a scale for each output channel.
 
-    output = (round(input / input_scale) @ weight.T) * output_scale
+    output = (round(input / input_scale) @ weight.T) * output_scale; with 4 bits each group of weights is first
+    multiplied by its `group_scale`.
     """
 
     input_scale: Floats
     weight: NDArray[np.int8]
     output_scale: Floats
+    group_scale: NDArray[np.uint8] | None = None
+    """(out, groups)"""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How far apart the values of weights are: for each row, and with 4 bits for each group of it."""
+
+    limit: int
+    """Largest weight, 127 or 7."""
+    row: Floats
+    """(out)"""
+    group: NDArray[np.uint8] | None
+    """(out, groups), in units of `row`."""
+
+    def each(self, width: int) -> Floats:
+        """The step of every weight (out, in), or (out, 1) if a row has one."""
+        if self.group is None:
+            return self.row[:, None]
+        return np.repeat(self.group * self.row[:, None], GROUP_INPUTS, axis=1)[:, :width]
+
+
+def steps_of(weight: Floats, clip: float, bits: int) -> Steps:
+    """Steps that give the largest weight of a row, or of a group, the largest value, times `clip`."""
+    if bits == 8:
+        return Steps(127, np.maximum(np.abs(weight).max(axis=1), TINY) * clip / 127, None)
+    padded = np.pad(np.abs(weight), ((0, 0), (0, -weight.shape[1] % GROUP_INPUTS)))
+    wanted = padded.reshape(len(weight), -1, GROUP_INPUTS).max(axis=-1) * clip / 7
+    row = np.maximum(wanted.max(axis=1), TINY) / MAX_SCALE
+    return Steps(7, row, np.clip(np.floor(wanted / row[:, None] + 0.5), 1, MAX_SCALE).astype(np.uint8))
+
+
+def rounded(x: Floats, limit: int) -> Floats:
+    """Nearest integer, saturated to -limit .. limit."""
+    return np.asarray(np.clip(np.floor(x + 0.5), -limit, limit), np.float64)
 
 
 def int8(x: Floats) -> Floats:
     """Nearest integer, saturated to int8."""
-    return np.asarray(np.clip(np.floor(x + 0.5), -127, 127), np.float64)
+    return rounded(x, 127)
 
 
 def shared_exponent(x: Floats) -> Floats:
@@ -45,20 +82,22 @@ def shared_exponent(x: Floats) -> Floats:
     return int8(x / unit) * unit
 
 
-def quantise_rows(weight: Floats, moments: Floats) -> tuple[Floats, Floats]:
-    """int8 rows and their scales, with a small squared error of outputs for inputs of these second moments."""
-    largest = np.maximum(np.abs(weight).max(axis=1), TINY)
+def quantise_rows(weight: Floats, moments: Floats, bits: int) -> tuple[Floats, Steps]:
+    """Integer rows and their steps, with a small squared error of outputs for inputs of these second moments."""
     best = np.full(len(weight), np.inf)
-    rows, scales = np.zeros_like(weight), largest / 127
+    rows, steps = np.zeros_like(weight), steps_of(weight, 1.0, bits)
     factor = inverse_factor(moments)
     for clip in ROW_CLIPS:
-        scale = largest * clip / 127
-        tried = compensated(weight, scale, factor)
-        error = weight - tried * scale[:, None]
+        tried = steps_of(weight, clip, bits)
+        each = tried.each(weight.shape[1])
+        integers = compensated(weight, each, tried.limit, factor)
+        error = weight - integers * each
         loss = np.einsum("oi,oi->o", error @ moments, error)
         better = loss < best
-        best[better], rows[better], scales[better] = loss[better], tried[better], scale[better]
-    return rows, scales
+        best[better], rows[better], steps.row[better] = loss[better], integers[better], tried.row[better]
+        if steps.group is not None and tried.group is not None:
+            steps.group[better] = tried.group[better]
+    return rows, steps
 
 
 def inverse_factor(moments: Floats) -> Floats:
@@ -67,18 +106,20 @@ def inverse_factor(moments: Floats) -> Floats:
     return np.asarray(np.linalg.cholesky(np.linalg.inv(damped)).T, np.float64)
 
 
-def compensated(weight: Floats, scale: Floats, factor: Floats) -> Floats:
+def compensated(weight: Floats, steps: Floats, limit: int, factor: Floats) -> Floats:
     """Round column by column; what a column loses is made up for by those after it (GPTQ, Frantar et al., 2022)."""
-    rest, rows = weight.copy(), np.zeros_like(weight)
+    rest, rows, steps = weight.copy(), np.zeros_like(weight), np.broadcast_to(steps, weight.shape)
     for i in range(weight.shape[1]):
-        rows[:, i] = int8(rest[:, i] / scale)
-        error = (rest[:, i] - rows[:, i] * scale) / factor[i, i]
+        rows[:, i] = rounded(rest[:, i] / steps[:, i], limit)
+        error = (rest[:, i] - rows[:, i] * steps[:, i]) / factor[i, i]
         rest[:, i:] -= np.outer(error, factor[i, i:])
     return rows
 
 
-def quantise_linear(weight: Floats, x: Floats, exponent: bool = False) -> QuantisedLinear:
-    """Quantise a linear layer (out, in) and its input, judged by its outputs for the inputs `x` (tokens, in).
+def quantise_linear(weight: Floats, x: Floats, bits: int = 8, exponent: bool = False) -> QuantisedLinear:
+    """Quantise a linear layer (out, in) to weights of so many bits, and its input.
+
+    It is judged by its outputs for the inputs `x` (tokens, in).
 
     Channels of the input may have different scales: what an input channel loses, its weights gain. With
     `exponent` the input is rounded by `shared_exponent`; the largest seen then fills half of its 16 bits.
@@ -91,17 +132,18 @@ def quantise_linear(weight: Floats, x: Floats, exponent: bool = False) -> Quanti
         for scale in [largest / 16383] if exponent else [largest * clip / 127 for clip in CLIPS]:
             tried = relative * scale
             taken = shared_exponent(x / tried) if exponent else int8(x / tried)
-            loss = float(np.mean((taken @ rounded_rows(weight * tried).T - wanted) ** 2))
+            loss = float(np.mean((taken @ rounded_rows(weight * tried, bits).T - wanted) ** 2))
             if loss < best:
                 best, channel, exact = loss, tried, taken
-    rows, scales = quantise_rows(weight * channel, exact.T @ exact / len(x))
-    return QuantisedLinear(channel, rows.astype(np.int8), scales)
+    rows, steps = quantise_rows(weight * channel, exact.T @ exact / len(x), bits)
+    return QuantisedLinear(channel, rows.astype(np.int8), steps.row, steps.group)
 
 
-def rounded_rows(weight: Floats) -> Floats:
-    """Weights after plain rounding to int8 rows."""
-    scale = np.maximum(np.abs(weight).max(axis=1, keepdims=True), TINY) / 127
-    return int8(weight / scale) * scale
+def rounded_rows(weight: Floats, bits: int) -> Floats:
+    """Weights after plain rounding."""
+    steps = steps_of(weight, 1.0, bits)
+    each = steps.each(weight.shape[1])
+    return rounded(weight / each, steps.limit) * each
 
 
 def channel_scales(weight: Floats, x: Floats, part: float | None) -> Floats:
@@ -128,7 +170,7 @@ def requantisers(ratio: Floats, free: int, what: str, spare: int = 0) -> tuple[N
     low, high = max(1, 17 - free) + spare, 46 - free
     if np.any((shift < low) & (multiplier > 0)):
         raise UserError(
-            f"{what} would be scaled up by {float(np.max(ratio)):.3g}, which version 1 cannot do",
+            f"{what} would be scaled up by {float(np.max(ratio)):.3g}, which integer models cannot do",
             mend="use calibration data that resembles the model's real inputs",
         )
     small = (shift > high) | (multiplier == 0)

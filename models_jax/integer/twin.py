@@ -42,6 +42,14 @@ class Linear(NamedTuple):
     requantiser: Requantiser
 
 
+class GroupedLinear(NamedTuple):
+    """4-bit weights times the scales of their groups, cut into halves: upper * 2^6 + lower, float32 (in, out) each."""
+
+    upper: jax.Array
+    lower: jax.Array
+    requantiser: Requantiser
+
+
 class Norm(NamedTuple):
     """See `ops.rms_norm`."""
 
@@ -54,15 +62,15 @@ class Layer(NamedTuple):
     """One layer. Layers that read the same vector are joined: q, k, v; gate, up."""
 
     attention_norm: Norm
-    qkv: Linear
+    qkv: Linear | GroupedLinear
     softmax: Requantiser
     mean_gain: jax.Array
     mean_shift: jax.Array
-    o: Linear
+    o: Linear | GroupedLinear
     mlp_norm: Norm
-    gate_up: Linear
+    gate_up: Linear | GroupedLinear
     gated_shift: jax.Array
-    down: Linear
+    down: Linear | GroupedLinear
 
 
 class Parameters(NamedTuple):
@@ -98,13 +106,21 @@ def parameters(model: IntegerModel) -> Parameters:
     def array(name: str) -> jax.Array:
         return jnp.asarray(t[name].astype(np.int32))
 
-    def linear(*names: str, weight: str = "") -> Linear:
-        weights = np.concatenate([t[weight or f"{name}.weight"] for name in names])
-        free = headroom(weights.shape[1])
+    def requantiser(names: tuple[str, ...], free: int) -> Requantiser:
         multiplier = np.concatenate([t[f"{name}.multiplier"] for name in names])
         shift = np.concatenate([t[f"{name}.shift"] for name in names]).astype(np.int32) + free
-        requantiser = Requantiser(jnp.asarray(multiplier.astype(np.int32)), jnp.asarray(shift))
-        return Linear(jnp.asarray(weights.T.astype(np.float32)), requantiser)
+        return Requantiser(jnp.asarray(multiplier.astype(np.int32)), jnp.asarray(shift))
+
+    def of_8_bits(*names: str, weight: str = "") -> Linear:
+        weights = np.concatenate([t[weight or f"{name}.weight"] for name in names])
+        return Linear(jnp.asarray(weights.T.astype(np.float32)), requantiser(names, headroom(weights.shape[1])))
+
+    def linear(*names: str) -> Linear | GroupedLinear:
+        if model.shape.weight_bits == 8:
+            return of_8_bits(*names)
+        weights = np.concatenate([scaled_weights(t[f"{name}.weight"], t[f"{name}.scale"]) for name in names])
+        upper, lower = (jnp.asarray(half.T.astype(np.float32)) for half in (weights >> 6, weights & 63))
+        return GroupedLinear(upper, lower, requantiser(names, headroom(weights.shape[1], 4)))
 
     def norm(name: str) -> Norm:
         return Norm(array(f"{name}.epsilon"), array(f"{name}.gain"), array(f"{name}.shift"))
@@ -131,10 +147,15 @@ def parameters(model: IntegerModel) -> Parameters:
         embed=jnp.asarray(embed.astype(np.int32)),
         layers=tuple(layer(f"layers.{i}") for i in range(model.shape.num_hidden_layers)),
         norm=norm("norm"),
-        head=linear("head", weight="embed.weight" if model.shape.tied else ""),
+        head=of_8_bits("head", weight="embed.weight" if model.shape.tied else ""),
         cosine=jnp.pad(array("rope.cosine"), ((0, MOST_ROWS), (0, 0))),
         sine=jnp.pad(array("rope.sine"), ((0, MOST_ROWS), (0, 0))),
     )
+
+
+def scaled_weights(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """4-bit weights (out, in) times the scale of their group (out, groups): int32 (out, in), 12 bits."""
+    return weight.astype(np.int32) * np.repeat(scale, ops.GROUP_INPUTS, axis=1)[:, : weight.shape[1]]
 
 
 def exact_dot(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -177,11 +198,21 @@ def interpolate(table: np.ndarray, position: jax.Array, bits: int) -> jax.Array:
     return base[index] + shift_round(step[index] * place, bits)
 
 
-def linear(x: jax.Array, layer: Linear, limit: int | jax.Array, exponent: jax.Array | int = 0) -> jax.Array:
-    """int8 values (rows, in), times 2^exponent (rows, 1), to requantised sums (rows, out)."""
-    sums = exact_dot(x.astype(jnp.float32), layer.weight)
+def linear(
+    x: jax.Array, layer: Linear | GroupedLinear, limit: int | jax.Array, exponent: jax.Array | int = 0
+) -> jax.Array:
+    """int8 values (rows, in), times 2^exponent (rows, 1), to requantised sums (rows, out).
+
+    Scaled 4-bit weights have 12 bits: like softmax weights they are cut in two, so that both products are exact.
+    """
+    values, width = x.astype(jnp.float32), x.shape[-1]
+    if isinstance(layer, GroupedLinear):
+        sums = (exact_dot(values, layer.upper) << 6) + exact_dot(values, layer.lower)
+        free = headroom(width, 4)
+    else:
+        sums, free = exact_dot(values, layer.weight), headroom(width)
     requantiser = layer.requantiser._replace(shift=layer.requantiser.shift - exponent)
-    return requantise(sums, requantiser, headroom(layer.weight.shape[0]), limit)
+    return requantise(sums, requantiser, free, limit)
 
 
 def rms_norm(x: jax.Array, norm: Norm) -> jax.Array:
