@@ -27,7 +27,7 @@ from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Wor
 from planner.schedule.search import Progress
 from planner.shape import ModelShape
 from planner.trace import ClockKind, Event, Sink, collector
-from planner.workflow import NEEDED_ROLES, RoleName, Workflow
+from planner.workflow import NEEDED_ROLES, Arithmetic, RoleName, WeightKind, Workflow
 
 PLAN_NAMES = ("auto", "solved", *PRESETS)
 """What a plan can be asked for by: the best of all, the solver's own, or a preset."""
@@ -203,15 +203,23 @@ def models_of(workflow: Workflow) -> dict[RoleName, str]:
 
 def costs_of(workflow: Workflow, machine: Machine, table: CostTable | str | Path | None = None) -> Costs:
     """Costs of the workflow's models on the machine; only their config.json is read."""
-    shapes = {}
-    for name in NEEDED_ROLES[workflow.policy.kind]:
-        role = workflow.roles[name]
-        folder = _folder(workflow, name)
-        config = model_config(folder)
-        where = str(folder / "config.json")
-        shapes[name] = ModelShape.from_config(config, role.numerics.arithmetic, where, role.numerics.weights)
+    shapes = {name: _shape(workflow, name) for name in NEEDED_ROLES[workflow.policy.kind]}
     table = CostTable.load(table) if isinstance(table, str | Path) else table
     return cost_model(machine, workflow, shapes, table)
+
+
+def _shape(workflow: Workflow, name: RoleName) -> ModelShape:
+    """Of a role's model, and of one that proposes tokens to it, whose weights are as the arithmetic has them."""
+    role = workflow.roles[name]
+    numerics, draft = role.numerics, None
+    if role.speculate is not None:
+        place = f"workflow {workflow.name}: roles.{name}.speculate.model"
+        draft = _counted(model_folder(role.speculate.model, place), numerics.arithmetic)
+    return replace(_counted(_folder(workflow, name), numerics.arithmetic, numerics.weights), draft=draft)
+
+
+def _counted(folder: Path, arithmetic: Arithmetic, weights: WeightKind = WeightKind.SAME) -> ModelShape:
+    return ModelShape.from_config(model_config(folder), arithmetic, str(folder / "config.json"), weights)
 
 
 def _folder(workflow: Workflow, name: RoleName) -> Path:

@@ -280,7 +280,7 @@ def shortages(
     for device in machine.devices:
         parts = [(r, len(members(where))) for r, where in everything if device.name in members(where)]
         roles = tuple(dict.fromkeys(r for r, _ in parts))
-        needed = sum(-(-_needed_bytes(costs.shapes[r], workflow.roles[r].numerics, caches) // n) for r, n in parts)
+        needed = sum(costs.shapes[r].held_bytes(caches * workflow.roles[r].numerics.cache_tokens, n) for r, n in parts)
         if needed > device.memory_bytes:
             found.append(Shortage(device.name, roles, needed, device.memory_bytes))
     return found
@@ -294,10 +294,6 @@ def active_mj(device: Device, us: int) -> float:
 def idle_mj(device: Device, us: int) -> float:
     """Energy of a device that waits for `us` microseconds, in millijoules."""
     return device.idle_w * us / 1000
-
-
-def _needed_bytes(shape: ModelShape, numerics: Numerics, caches: int) -> int:
-    return shape.weight_bytes + caches * numerics.cache_tokens * shape.kv_bytes_per_token
 
 
 def _must_run(machine: Machine, role: RoleName, device: str, numerics: Numerics) -> None:

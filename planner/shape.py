@@ -31,6 +31,16 @@ class ModelShape:
     """Of the transformer; a set of devices adds up its parts twice in each. 0 if it is not known."""
     hidden: int = 0
     """Numbers that a layer hands on for each token."""
+    draft: ModelShape | None = None
+    """The model that proposes tokens to this one, for a role that speculates; it is held beside it."""
+
+    def held_bytes(self, cached_tokens: int, devices: int = 1) -> int:
+        """Memory of weights and caches on one of so many devices that hold the model together.
+
+        Each has a part of the model and of its cache, rounded up, and all of the draft's.
+        """
+        own = self.weight_bytes + cached_tokens * self.kv_bytes_per_token
+        return -(-own // devices) + (self.draft.held_bytes(cached_tokens) if self.draft else 0)
 
     @classmethod
     def from_config(

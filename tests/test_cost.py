@@ -260,6 +260,20 @@ def test_memory_that_is_wanting() -> None:
     assert str(short) == "gpu1 has 24 GB and prm and target need 29.9 GB"
 
 
+def test_a_role_that_speculates_holds_its_draft_as_well() -> None:
+    machine = Machine.load("u280-2x3090")
+    draft = ModelShape.from_config(QWEN_05B, Arithmetic.BFLOAT16)
+    shapes = SHAPES | {TARGET: replace(SHAPES[TARGET], draft=draft)}
+    needed = []
+    for chosen in (SHAPES, shapes):
+        costs = cost_model(machine, workflow(), chosen)
+        (short,) = shortages(machine, {DRAFT: "fpga0", PRM: "gpu1", TARGET: "gpu1"}, workflow(), costs)
+        needed.append(short.needed_bytes)
+    assert needed[1] - needed[0] == draft.weight_bytes + 2 * 2048 * draft.kv_bytes_per_token
+    # Devices that hold a model together have a part of it each, but all of its draft.
+    assert shapes[TARGET].held_bytes(100, 2) - SHAPES[TARGET].held_bytes(100, 2) == draft.held_bytes(100)
+
+
 def test_energy() -> None:
     gpu = Machine.load("1x3090").devices[0]
     assert active_mj(gpu, 1000) == 350

@@ -7,15 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import chat_models
+import numpy as np
 import pytest
 import tiny_models
 
 import planner
 from models_jax.config import ModelConfig, RewardHead
+from models_jax.loading import save_checkpoint
+from models_jax.tokenizer import Tokenizer
 from planner.problems import problem_set
 from planner.shape import ModelShape
 from planner.trace import Chunk
-from planner.workflow import Arithmetic, Budget, Numerics, RoleName, WeightKind, Workflow
+from planner.workflow import Arithmetic, Budget, Numerics, RoleName, Sampling, WeightKind, Workflow
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "qwen-math.yaml"
@@ -103,6 +106,38 @@ def test_the_example_runs_on_models_of_the_same_families(workflow):
         steps[kind] = solved.steps
         assert prompts[RoleName.DRAFT] > len(QUESTION)
     assert steps["serial"] == steps["overlapped"]
+
+
+def write_short_of_words(folder: Path, role: RoleName, seed: int) -> None:
+    """A random model whose vocabulary has no blank line. A writer chooses among "1", " t" and a line break."""
+    merges = [pair for pair in chat_models.MERGES if pair != ("Ċ", "Ċ")]
+    tokens = len(chat_models.vocabulary(merges)) + len(chat_models.SPECIAL) + 1
+    reward = role is RoleName.PRM
+    shape = tiny_models.config("qwen2", reward=reward, vocab_size=tokens, max_position_embeddings=512)
+    model = tiny_models.random_model(shape, seed)
+    made = chat_models.write_tokenizer(folder, *([chat_models.SEPARATOR] if reward else []), merges=merges)
+    if model.lm_head is not None:
+        likely = [made.token_to_id(token) for token in ("1", "Ġt", "Ċ")]
+        model.lm_head.kernel[...] *= 30 * np.isin(np.arange(tokens), likely)
+    save_checkpoint(folder, shape, model)
+
+
+def test_a_delimiter_of_several_tokens_ends_steps(workflow, tmp_path):
+    roles = {}
+    for seed, (name, role) in enumerate(workflow.roles.items()):
+        write_short_of_words(tmp_path / name, name, seed)
+        roles[name] = replace(role, model=str(tmp_path / name))
+    assert len(Tokenizer(tmp_path / "target").encode("\n\n")) == 2
+    workflow = replace(workflow, roles=roles, sampling=Sampling(temperature=2.0, seed=3))
+    found = {}
+    for kind in ("serial", "overlapped"):
+        run = planner.run(planner.plan(workflow, "this-computer", kind), QUESTION, "virtual")
+        (found[kind],) = (solved.steps for solved in run.solved)
+    assert found["serial"] == found["overlapped"]
+    tokenizer, steps = Tokenizer(tmp_path / "target"), found["serial"]
+    assert not any("\n\n" in step for step in steps)
+    # No end of a text is likely, so a step that is shorter than the budget ended with the delimiter.
+    assert sum(len(tokenizer.encode(step)) < workflow.budget.step_tokens - 2 for step in steps) >= 2
 
 
 def test_roles_read_the_prompt_as_chat(workflow):

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import backend_contract
+import jax
 import numpy as np
 import pytest
 import tiny_models
 
 from models_jax.backend import JaxBackend
+from models_jax.transformer import Cache
+from planner.api import costs_of
 from planner.errors import UserError
-from planner.workflow import Arithmetic, Numerics, Role, RoleName, Speculate, Workflow
+from planner.machine import Machine
+from planner.workflow import (
+    Arithmetic,
+    Budget,
+    Numerics,
+    Policy,
+    PolicyOptions,
+    Role,
+    RoleName,
+    Speculate,
+    Workflow,
+)
 
 TEXT = "12 + 30 = 42\n4 2 = 6"
 MANNERS = ({}, backend_contract.SAMPLED, {"key": 5, "temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.02})
@@ -52,6 +66,24 @@ def speculating(request, folders):
     made.draft = request.param
     yield made
     made.backend.close()
+
+
+def test_the_planner_counts_what_a_role_and_its_draft_hold(speculating):
+    flow = Workflow(
+        "alone",
+        "sums",
+        {RoleName.TARGET: speculating.role},
+        PolicyOptions(Policy.TARGET_ONLY),
+        budget=Budget(tokens=90),
+    )
+    shape = costs_of(flow, Machine.load("this-computer")).shapes[RoleName.TARGET]
+    assert shape.draft is not None
+    assert shape.held_bytes(0) == speculating.info.weight_bytes
+    # The draft keeps keys and values of its own.
+    drafter = speculating.backend._runner(speculating.name)._drafter
+    cache = jax.eval_shape(lambda: Cache.empty(drafter.config, 96))
+    held = sum(part.size * part.dtype.itemsize for part in (*cache.k, *cache.v))
+    assert shape.draft.held_bytes(96) - shape.draft.weight_bytes == held
 
 
 def cache_bits(s, sequence, count):
