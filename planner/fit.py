@@ -16,6 +16,7 @@ import numpy as np
 
 from planner.cost import CostEntry, CostOp, CostTable, Fit, Origin
 from planner.errors import UserError
+from planner.graph import Op
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import report
@@ -73,10 +74,11 @@ def fit_steps(rows: Sequence[StepRow], devices: Mapping[RoleName, str], source: 
 
 
 def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
-    """Costs and statistics of a trace of our own runtime."""
+    """Costs and statistics of a trace of our own runtime. A cache that moved says nothing of its device."""
     observed = []
+    worked = [e for e in events if isinstance(e, Chunk) and e.op != Op.TRANSFER]
     for role, device in plan.placement.items():
-        chunks = [e for e in events if isinstance(e, Chunk) and (e.role, e.device) == (role, device)]
+        chunks = [e for e in worked if (e.role, e.device) == (role, device)]
         if not chunks:
             continue
         columns = [[c.end_us - c.start_us, 1, c.tokens_in, c.tokens_out, c.context + c.tokens_in] for c in chunks]
