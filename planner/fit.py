@@ -16,7 +16,6 @@ import numpy as np
 
 from planner.cost import CostEntry, CostOp, CostTable, Fit, Origin
 from planner.errors import UserError
-from planner.graph import Op
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import report
@@ -74,9 +73,10 @@ def fit_steps(rows: Sequence[StepRow], devices: Mapping[RoleName, str], source: 
 
 
 def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
-    """Costs and statistics of a trace of our own runtime. A cache that moved says nothing of its device."""
+    """Costs and statistics of a trace of our own runtime."""
     observed = []
-    worked = [e for e in events if isinstance(e, Chunk) and e.op != Op.TRANSFER]
+    # What reads and writes nothing, such as a cache that moves, costs nothing by these models.
+    worked = [e for e in events if isinstance(e, Chunk) and (e.tokens_in or e.tokens_out)]
     for role, device in plan.placement.items():
         chunks = [e for e in worked if (e.role, e.device) == (role, device)]
         if not chunks:
