@@ -78,8 +78,10 @@ def fit_steps(rows: Sequence[StepRow], devices: Mapping[RoleName, str], source: 
 def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
     """Costs and statistics of a trace of our own runtime."""
     observed = []
+    # What reads and writes nothing, such as a cache that moves, costs nothing by these models.
+    worked = [e for e in events if isinstance(e, Chunk) and (e.tokens_in or e.tokens_out)]
     for role, device in plan.placement.items():
-        chunks = [e for e in events if isinstance(e, Chunk) and (e.role, e.device) == (role, device)]
+        chunks = [e for e in worked if (e.role, e.device) == (role, device)]
         if not chunks:
             continue
         columns = [[c.end_us - c.start_us, 1, c.tokens_in, c.tokens_out, c.context + c.tokens_in] for c in chunks]

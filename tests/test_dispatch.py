@@ -237,7 +237,7 @@ def test_dispatch_is_pure_and_keeps_to_the_plan(seed: int) -> None:
     assert situation.known == before
     assert set(starts) <= free
     for device, start in starts.items():
-        assert made.placement[start.request.role] == device
+        assert made.place_of(start.request.op, start.request.role) == device
         assert start.request not in known or start.request not in kept
         key = f"{start.request.op}@{start.round}"
         assert not start.speculative or key in made.priorities[device]

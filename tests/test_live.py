@@ -28,13 +28,17 @@ from planner_cases import (
     workflow,
 )
 
+from planner.api import replanner
+from planner.choose import Options
 from planner.cost import CostOp, Origin
+from planner.goal import Wish
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.report import report
 from planner.runtime.engine import Engine, Load
 from planner.runtime.watch import Live, Margins, ScaledCosts
 from planner.runtime.worker import VirtualWorkers, modelled
+from planner.schedule.aim import Cap, Objective
 from planner.trace import Chunk, Event, Replanned
 from planner.workflow import Budget, Statistics
 
@@ -173,3 +177,13 @@ def test_costs_put_right() -> None:
     assert costs.shapes == LinearCosts().shapes
     assert ScaledCosts(LinearCosts(otherwise_us=10), {}).decode_us(PRM, "b", 1, 0) == 10
     assert {d.name for d in THREE.devices} == set("abc")
+
+
+def test_a_plan_made_anew_keeps_to_the_goal_that_the_file_of_the_old_one_names(tmp_path: Path) -> None:
+    """A run that goes on knows nothing but its plan: what it was made for is in there."""
+    wish = Wish(Objective.ENERGY, max_latency=Cap(factor=1.2), max_energy=Cap(30_000.0))
+    replace(quick_plan(workflow()), **vars(wish)).save(tmp_path / "plan.json")
+    again = replanner(Plan.load(tmp_path / "plan.json"), options=Options(rounds=2))
+    assert isinstance(again, partial)
+    assert again.keywords["options"] == Options(rounds=2, wish=wish)
+    assert again.keywords["kind"] == "serial"

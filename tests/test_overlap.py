@@ -38,7 +38,8 @@ from planner.runtime.backend import Work, perform
 from planner.runtime.caches import Caches, Reading
 from planner.runtime.engine import Engine
 from planner.runtime.process import ProcessWorkers
-from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted
+from planner.runtime.worker import VirtualWorkers, modelled
+from planner.trace import Chunk, Decided, Event, Faulted, ProblemEnded, ProblemStarted
 from planner.workflow import Budget, Policy, Workflow
 
 # --- what caches hold ---
@@ -264,3 +265,77 @@ def test_the_trace_of_a_run_in_processes_shows_both(three: Machine) -> None:
     assert len(unread) > 3 and max(unread) <= CHUNK
     assert swaps(events)
     no_prompt_on(events, "a", "c", [len(q) + 1 for q in questions])
+
+
+# --- devices that change ---
+
+
+class Noting(VirtualWorkers):
+    """Notes which models are loaded and unloaded where."""
+
+    def __init__(self, backends: dict[str, LetterBackend]) -> None:
+        super().__init__(modelled(LinearCosts()), backends)
+        self.noted: list[tuple[str, str, str]] = []
+
+    def load(self, placed, delimiter):
+        self.noted += [("load", device, name) for name, (device, _) in placed.items()]
+        return super().load(placed, delimiter)
+
+    def unload(self, device, name):
+        self.noted.append(("unload", device, name))
+
+
+def test_a_model_that_was_moved_away_is_unloaded_before_the_next_is_loaded() -> None:
+    plan = streaming(FLOW, prefill_on={DRAFT: "c"})
+    workers = Noting({d: LetterBackend() for d in "abc"})
+    engine = Engine(plan, workers, Letters(), lambda event: None)
+    assert sorted(workers.noted) == [
+        ("load", "a", DRAFT),
+        ("load", "b", PRM),
+        ("load", "c", DRAFT),
+        ("load", "c", TARGET),
+    ]
+    expected = committed(run_letters(plan)[0])
+    moves = (
+        # The draft moves to where its prompt was read: the model is there already.
+        ({"placement": {**APART, DRAFT: "c"}, "prefill_on": {}}, [("unload", "a", DRAFT)]),
+        # And away from there, where it stays to read prompts.
+        ({"placement": {**APART, DRAFT: "b"}}, [("load", "b", DRAFT)]),
+        (
+            {"placement": APART, "prefill_on": {}},
+            [("unload", "b", DRAFT), ("unload", "c", DRAFT), ("load", "a", DRAFT)],
+        ),
+    )
+    for fields, wanted in moves:
+        workers.noted.clear()
+        # In the midst of a problem too, caches are built again from what is committed.
+        solving = engine.solve_all([Letters().parse(q) for q in ("a", "bc")])
+        first = next(solving)
+        engine.swap(replace(plan, **fields))
+        assert committed([first, *solving]) == expected
+        assert workers.noted == wanted
+
+
+def test_the_draft_reads_its_own_prompt_if_the_reader_is_gone_and_nobody_plans() -> None:
+    plan = streaming(FLOW, placement={DRAFT: "a", PRM: "b", TARGET: "b"}, prefill_on={DRAFT: "c"})
+    events: list[Event] = []
+    engine = Engine(plan, Noting({d: LetterBackend() for d in "abc"}), Letters(), events.append)
+    engine.remove("c")
+    assert committed([engine.solve(Letters().parse(q)) for q in ("a", "bc")]) == committed(run_letters(plan)[0])
+    assert not any(isinstance(e, Chunk) and (e.device == "c" or e.op == Op.TRANSFER) for e in events)
+
+
+def test_a_cache_that_does_not_come_is_a_fault_of_the_reader() -> None:
+    class Forgets(LetterBackend):
+        fails = 1
+
+        def hand_over(self, name, sequence):
+            self.fails -= 1
+            return None if self.fails >= 0 else super().hand_over(name, sequence)
+
+    plan = streaming(FLOW, prefill_on={DRAFT: "c"})
+    found, events = run_letters(plan, make=Forgets)
+    assert committed(found) == committed(run_letters(plan)[0])
+    assert [(e.device, e.what) for e in events if isinstance(e, Faulted)] == [
+        ("c", "no cache came where one was asked for")
+    ]

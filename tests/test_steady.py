@@ -116,6 +116,17 @@ def test_so_they_do_with_the_roofline_of_the_catalogue(name: str) -> None:
     assert planned == pytest.approx(simulated, rel=0.02)
 
 
+@pytest.mark.parametrize("kind", [Policy.RSD, Policy.BACKTRACK])
+def test_the_way_of_tokens_and_verdicts_counts_alike(kind: Policy) -> None:
+    """Where links are as slow as the work, planned and simulated rounds agree: each charges the same ways."""
+    flow = workflow(kind, statistics=Statistics(0.6, 1.0, 10, 15, 18, 30))
+    slow = replace(THREE, links=tuple(replace(link, latency_us=100 + 50 * n) for n, link in enumerate(THREE.links)))
+    planned, simulated = compared(flow, slow, LinearCosts(otherwise_us=20), APART)
+    assert planned == pytest.approx(simulated, rel=0.03)
+    near, _ = compared(flow, THREE, LinearCosts(otherwise_us=20), APART)
+    assert planned > 1.3 * near
+
+
 def test_running_ahead_across_the_edge_counts() -> None:
     flow = replace(SHORT, statistics=replace(SHORT.statistics, accept=1.0))
     costs = LinearCosts({(PRM, "b"): 200})

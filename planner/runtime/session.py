@@ -220,8 +220,10 @@ class Session:
         if request.node.step is not None:
             sources.add(plan.placement[request.node.step.source])
         verifier = VERIFIER.get(plan.workflow.policy.kind)
-        if request.op is not Op.VERIFY and not start.speculative and verifier is not None:
-            sources.add(plan.placement[verifier])
+        if verifier is not None and not start.speculative:
+            scored = Request(Op.VERIFY, request.node, verifier) in self.known
+            if request.op in (Op.REFINE, Op.BACKTRACK) or (request.op is Op.DRAFT and scored and not request.attempt):
+                sources.add(plan.placement[verifier])
         payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
         return sent + max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
 
