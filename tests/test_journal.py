@@ -337,7 +337,7 @@ def test_bad_words(words: list[str], says: str, tmp_path: Path, capsys: pytest.C
 def test_a_deadline_reaches_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sums = ROOT / "examples" / "sums.yaml"
     words = ["run", sums, "-n", 2, "--plan", "serial", "--clock", "virtual", "--json"]
-    assert command(*words, "--deadline", 0.02, "--out", tmp_path) == 0
+    assert command(*words, "--deadline", 0.03, "--out", tmp_path) == 0
     answers = json.loads(capsys.readouterr().out)["answers"]
     assert [a["status"] for a in answers] == ["deadline"] * 2
-    assert all(a["steps"] for a in answers) and all(a["latency_us"] <= 30_000 for a in answers)
+    assert all(a["steps"] for a in answers) and all(a["latency_us"] <= 45_000 for a in answers)
