@@ -1,9 +1,10 @@
 """Plans on the wall clock of this computer, beside their simulation on costs that were measured just before.
 
-Two cores are two devices. Each role is timed on each of them, acceptance and lengths come from a run on other problems;
-then the plans take turns on the same problems, so that whatever else the computer does slows all of them. Ratios are
-medians over the turns, of two plans in the same turn. One case has a target whose steps take longer: the one that
-ships with further layers that add nothing, so that it writes the same at the cost of a deeper model.
+Two cores are two devices. Each role is timed on each of them (profile); runs of a serial plan and of `auto` on problems
+of their own put costs right and tell acceptance and lengths (fit). Then plans made anew take turns on other problems,
+so that whatever else the computer does slows all of them. Ratios are medians over the turns, of two plans in the same
+turn. Two cases have a target whose steps take longer: the one that ships with further layers that add nothing, so that
+it writes the same at the cost of a deeper model.
 """
 
 from __future__ import annotations
@@ -106,14 +107,17 @@ def cases(scratch: Path) -> Iterator[tuple[str, Workflow]]:
 
 
 def costs_here(flow: Workflow, count: int) -> CostTable:
-    """Costs of the workflow's models on both cores, and statistics seen in a serial run on problems of its own."""
+    """Costs of the workflow's models on both cores, profiled, then fitted to runs on problems of their own."""
     machine, kinds = api.as_machine(MACHINE), problem_set(flow.problems)
     roles = {name: flow.roles[name] for name in NEEDED_ROLES[flow.policy.kind]}
     table, _ = profile(machine, devices_of(machine, roles, None), kinds.delimiter, limit_s=PROFILE_S)
-    with ExitStack() as stack:
-        seen = Contender("serial", api.plan(flow, machine, "serial", costs=table), stack)
-        seen.turn(kinds.generate(count, FIT_SEED))
-    return replace(table, statistics=fit_events(seen.plan, seen.events, "a serial run").statistics)
+    for name in ("serial", "auto"):
+        with ExitStack() as stack:
+            seen = Contender(name, api.plan(flow, machine, name, costs=table), stack)
+            for _ in range(2):  # the first warms up
+                seen.turn(kinds.generate(count, FIT_SEED))
+        table = fit_events(seen.plan, seen.events, f"a run of {name}").over(table)
+    return table
 
 
 def measured(flow: Workflow, table: CostTable, count: int, turns: int) -> tuple[list[Contender], dict[str, Report]]:
@@ -141,7 +145,18 @@ def measured(flow: Workflow, table: CostTable, count: int, turns: int) -> tuple[
 def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]) -> None:
     """One table."""
     table = Table(title=title, title_justify="left")
-    for column in ("plan", "ms a problem", "simulated", "serial / this", "simulated", "share of it", "solved", "work"):
+    columns = (
+        "plan",
+        "ms a problem",
+        "simulated",
+        "off by",
+        "serial / this",
+        "simulated",
+        "share of it",
+        "solved",
+        "work",
+    )
+    for column in columns:
         table.add_column(column)
     serial = next(c for c in found if c.name == "serial")
     for c in found:
@@ -149,9 +164,11 @@ def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]
         ratio, row = c.over(serial), [c.name, f"{ms:.2f}"]
         if c.name in simulated:
             said = simulated["serial"].mean_us / simulated[c.name].mean_us
-            row += [f"{simulated[c.name].mean_us / 1e3:.2f}", f"{ratio:.2f}", f"{said:.2f}", f"{ratio / said:.0%}"]
+            off = simulated[c.name].mean_us / 1e3 / ms - 1
+            row += [f"{simulated[c.name].mean_us / 1e3:.2f}", f"{off:+.0%}"]
+            row += [f"{ratio:.2f}", f"{said:.2f}", f"{ratio / said:.0%}"]
         else:
-            row += ["", f"{ratio:.2f}", "", ""]
+            row += ["", "", f"{ratio:.2f}", "", ""]
         last = c.reports[-1]
         busy = "  ".join(f"{d.device} {d.utilisation:.0%}" for d in last.devices)
         table.add_row(*row, f"{last.correct / last.problems:.1%}", busy)

@@ -34,6 +34,7 @@ def fit(
     trace: Annotated[Path, typer.Argument(help="A trace (JSONL) that `run` left, or a step trace (CSV).")],
     plan: Annotated[Path | None, typer.Option(help="The plan (JSON) of a JSONL trace.")] = None,
     device: Annotated[list[str], typer.Option(help="ROLE=DEVICE, where a role of a CSV trace ran.")] = list(DEVICES),  # noqa: B006
+    costs: Annotated[Path | None, typer.Option(help="Costs (YAML) to keep for what the trace does not show.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the cost table (YAML) here.")] = None,
 ) -> None:
     """Fit costs and statistics to a trace, robust against cold starts.
@@ -41,6 +42,8 @@ def fit(
     Examples:
 
       heteroreason fit out/trace.jsonl --plan out/plan.json -o costs.yaml
+
+      heteroreason fit out/trace.jsonl --plan out/plan.json --costs profiled.yaml -o costs.yaml
 
       heteroreason fit steps.csv --device draft=gpu0 --device prm=gpu1 --device target=gpu2
     """
@@ -50,6 +53,8 @@ def fit(
         raise UserError("a JSONL trace needs its plan", where=str(trace), mend="name it with --plan")
     else:
         table = fit_events(Plan.load(plan), read_trace(trace), trace.name)
+    if costs is not None:
+        table = table.over(CostTable.load(costs))
     if output is not None:
         _write(table, output)
     show.out.print(_fit_table(table))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
 from pathlib import Path
@@ -195,6 +195,20 @@ class CostTable:
         """The entry that counts: measured before fitted before published."""
         found = [e for e in self.entries if (e.role, e.device, e.op) == (role, device, op)]
         return min(found, key=lambda entry: list(Origin).index(entry.origin), default=None)
+
+    def over(self, other: CostTable) -> CostTable:
+        """This table, with what only the other one has."""
+        own = {(e.role, e.device, e.op) for e in self.entries}
+        rest = tuple(e for e in other.entries if (e.role, e.device, e.op) not in own)
+        kept = {(e.role, e.device) for e in rest} - {(f.role, f.device) for f in self.fits}
+        return replace(
+            self,
+            entries=(*self.entries, *rest),
+            description=f"{self.description}, over: {other.description}",
+            statistics=self.statistics or other.statistics,
+            fits=(*self.fits, *(f for f in other.fits if (f.role, f.device) in kept)),
+            dispatch_us=other.dispatch_us if self.dispatch_us is None else self.dispatch_us,
+        )
 
 
 @dataclass(frozen=True)

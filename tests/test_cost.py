@@ -16,6 +16,7 @@ from planner.cost import (
     CostOp,
     Costs,
     CostTable,
+    Fit,
     ModelShape,
     Origin,
     RooflineCosts,
@@ -27,7 +28,7 @@ from planner.cost import (
 )
 from planner.errors import UserError
 from planner.machine import Machine
-from planner.workflow import Arithmetic, Numerics, Role, RoleName, Workflow
+from planner.workflow import Arithmetic, Numerics, Role, RoleName, Statistics, Workflow
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DRAFT, PRM, TARGET = RoleName.DRAFT, RoleName.PRM, RoleName.TARGET
@@ -278,3 +279,18 @@ def test_energy() -> None:
     gpu = Machine.load("1x3090").devices[0]
     assert active_mj(gpu, 1000) == 350
     assert idle_mj(gpu, 2000) == 50
+
+
+def test_a_table_over_another_keeps_what_only_the_other_has() -> None:
+    def entry(role: RoleName, op: CostOp, us: float, origin: Origin) -> CostEntry:
+        return CostEntry(role, "a", op, us, "here", origin=origin)
+
+    fitted = entry(RoleName.DRAFT, CostOp.DECODE, 3, Origin.FITTED)
+    profiled = entry(RoleName.DRAFT, CostOp.DECODE, 2, Origin.MEASURED)
+    other = entry(RoleName.PRM, CostOp.PREFILL, 5, Origin.MEASURED)
+    below = CostTable((profiled, other), "profiled", fits=(Fit(RoleName.PRM, "a", 9, 0, 0.1, 0.0),), dispatch_us=300)
+    over = CostTable((fitted,), "fitted", Statistics(accept=0.5)).over(below)
+    assert over.entries == (fitted, other)
+    assert (over.statistics, over.fits, over.dispatch_us) == (Statistics(accept=0.5), below.fits, 300)
+    assert replace(over, dispatch_us=0.0).over(below).dispatch_us == 0
+    assert CostTable.from_mapping(over.to_mapping(), "here") == over
