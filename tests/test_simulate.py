@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from planner_cases import APART, DRAFT, PRM, TARGET, LinearCosts, quick_plan, workflow, workflows
+from planner_cases import APART, DRAFT, PRM, TARGET, LinearCosts, plan_for, quick_plan, workflow, workflows
 
 from planner.lengths import LONGEST
 from planner.report import Report
 from planner.runtime.backend import Work
 from planner.simulate import DELIMITER, FIRST, SampledBackend, simulate
-from planner.trace import ClockKind
+from planner.trace import Chunk, ClockKind, Event
 from planner.workflow import VERIFIER, Budget, Policy, RoleName, Statistics, Workflow
 
 COSTS = LinearCosts({(TARGET, "c"): 60, (PRM, "b"): 30})
@@ -135,3 +135,13 @@ def test_a_verdict_depends_on_the_step_alone() -> None:
     assert len(scores) == 1
     assert scores.pop()[0] in (0.0, 1.0)
     assert backend.load("draft", FLOW.roles[DRAFT], "\n").tokenizer_hash == "sampled"
+
+
+def test_the_engine_takes_its_time_before_each_chunk() -> None:
+    plan, sent = plan_for(FLOW, "serial"), 250
+    slow = replace(plan, machine=replace(plan.machine, dispatch_us=sent))
+    events: list[Event] = []
+    before, after = simulate(plan, COSTS, 30, 5, events.append), simulate(slow, COSTS, 30, 5)
+    chunks = sum(isinstance(e, Chunk) for e in events)
+    assert after.total_us - before.total_us == pytest.approx(sent * chunks, rel=0.05)
+    assert [d.busy_us for d in after.devices] == [d.busy_us for d in before.devices]
