@@ -141,7 +141,7 @@ def soak_letters(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> N
 
 
 def test_a_short_soak_on_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    soak_letters(tmp_path, monkeypatch, 300)
+    soak_letters(tmp_path, monkeypatch, 200)
 
 
 @pytest.mark.slow
