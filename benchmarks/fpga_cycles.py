@@ -15,10 +15,11 @@ import numpy as np
 
 from fpga_backend.core import Core
 from fpga_backend.driver import Driver, Run
+from fpga_backend.packing import place
 from fpga_backend.program import cache_plan
 from fpga_backend.simulation.device import SimulatedDevice
 from fpga_backend.simulation.simulator import Memory, Simulator
-from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, linears, read
+from models_jax.integer.files import FILE_NAME, IntegerModel, Shape, groups, linears, read
 from models_jax.integer.random_model import random_model
 from models_jax.zoo import folder
 
@@ -28,9 +29,9 @@ CLOCK_HZ = 225e6
 SQUARE = (256, 512, 1024)
 
 
-def shape(hidden: int, inner: int, layers: int, heads: int, vocabulary: int) -> Shape:
-    """A shape whose query and value size is `hidden`, with a context of 512 tokens."""
-    return Shape(vocabulary, hidden, inner, layers, heads, heads, hidden // heads, 512, True)
+def shape(hidden: int, inner: int, layers: int, heads: int, vocabulary: int, bits: int = 8) -> Shape:
+    """A shape whose query and value size is `hidden`, with a context of 512 tokens and weights of `bits` bits."""
+    return Shape(vocabulary, hidden, inner, layers, heads, heads, hidden // heads, 512, True, bits)
 
 
 def prepared(model: IntegerModel, memory: Memory) -> tuple[Driver, SimulatedDevice]:
@@ -59,14 +60,15 @@ class Bytes:
     """What a token needs from memory."""
 
     weights: int
-    """With a requantiser of four bytes a row."""
+    """With a requantiser of four bytes a row, and with 4 bits a scale for 32 inputs."""
     cache: int
     other: int
 
 
 def needed(s: Shape, position: int) -> Bytes:
     """Without any padding of the layout."""
-    each = [outer * (inner + 4) for outer, inner in linears(s).values()]
+    sizes = linears(s).values()
+    each = [outer * (inner + 4 if s.weight_bits == 8 else inner // 2 + groups(inner) + 4) for outer, inner in sizes]
     weights = s.num_hidden_layers * sum(each) + s.vocab_size * (s.hidden_size + 4)
     cache = 2 * s.num_hidden_layers * s.num_attention_heads * s.head_dim * (position + 1)
     gains = s.num_hidden_layers * 2 * (2 * s.hidden_size + s.query_size) + 2 * s.hidden_size
@@ -79,7 +81,8 @@ def print_token(name: str, model: IntegerModel, position: int, memory: Memory) -
     cycles, want = counters["CYCLES"], needed(s, position)
     bound = (want.weights + want.cache + want.other) / CORE.lanes * memory.cycles / memory.beats
     plan = cache_plan(s, CORE, s.context_tokens)
-    print(f"\n{name}: d {s.hidden_size}, {s.num_hidden_layers} layers, vocabulary {s.vocab_size}, position {position}")
+    print(f"\n{name}: d {s.hidden_size}, {s.num_hidden_layers} layers, vocabulary {s.vocab_size}", end=", ")
+    print(f"{s.weight_bits}-bit weights, position {position}")
     print(f"  {cycles} cycles a token; bound of {bound:.0f} by bandwidth: {bound / cycles:.1%}")
     print(
         f"  {counters['BEATS']} beats read: {bound / counters['BEATS']:.1%} of them needed, the rest pads whole beats"
@@ -91,13 +94,12 @@ def print_token(name: str, model: IntegerModel, position: int, memory: Memory) -
     print(f"    of these {counters['STARVED']} cycles an engine or a LOAD waited for memory")
 
 
-def gemv_cycles(size: int, memory: Memory) -> tuple[float, float]:
-    """Cycles of a square LINEAR among others, and its ideal: the beats of its stream."""
-    few, many = (shape(size, size, layers, size // 64, 64) for layers in (1, 2))
+def gemv_cycles(size: int, bits: int, memory: Memory) -> tuple[float, float]:
+    """Cycles of the LINEAR commands of a layer, and their ideal: the beats of their streams."""
+    few, many = (shape(size, size, layers, size // 64, 64, bits) for layers in (1, 2))
     found = [token(random_model(s, 1), 2, memory).counters["CYCLES_LINEAR"] for s in (few, many)]
-    # A layer more: v, qk, o, gate with up, and down, six products of size by size and one of twice as many rows.
-    rows = 7 * size
-    ideal = rows * (size // CORE.lanes) + sum(-(-r * size // CORE.group) for r in (1, 2, 1, 2, 1))
+    # A layer more: v, qk, o, gate with up, and down, in units of size by size.
+    ideal = sum(place(0, units * size, size, bits, CORE).beats for units in (1, 2, 1, 2, 1))
     return found[1] - found[0], ideal
 
 
@@ -110,10 +112,12 @@ def main() -> None:
     memory = Memory(given.latency)
     print(f"simulated: {CORE.lanes} lanes, {CORE.engines} engine, memory latency {memory.latency} cycles")
     print("\nLINEAR commands of a layer (v, qk, o, gate and up, down), all inputs and outputs d")
-    for size in SQUARE:
-        cycles, ideal = gemv_cycles(size, memory)
-        print(f"  d {size:5}: {cycles:.0f} cycles, ideal {ideal:.0f}: {ideal / cycles:.1%}")
-    print_token("draft of d 256", random_model(shape(256, 768, 4, 4, 512), 1), given.position, memory)
+    for bits in (8, 4):
+        for size in SQUARE:
+            cycles, ideal = gemv_cycles(size, bits, memory)
+            print(f"  d {size:5}, {bits} bits: {cycles:.0f} cycles, ideal {ideal:.0f}: {ideal / cycles:.1%}")
+    for bits in (8, 4):
+        print_token("draft of d 256", random_model(shape(256, 768, 4, 4, 512, bits), 1), given.position, memory)
     print_token("zoo draft", read(folder() / "draft" / FILE_NAME), given.position, memory)
 
 

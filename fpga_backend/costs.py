@@ -34,21 +34,21 @@ STORES = (Sink.VALUE, Sink.KEY)
 Constants = Mapping[str, float]
 
 FITTED: Constants = {
-    "LOAD": 5.7,
-    "EMBED": 28.4,
-    "NORM": 37.3,
-    "LINEAR": 41.1,
-    "LOGIT": 68.9,
-    "ROTATE": 15.3,
-    "SCORES": 23.0,
-    "SOFTMAX": 35.7,
-    "VALUES": 40.1,
+    "LOAD": 5.6,
+    "EMBED": 28.9,
+    "NORM": 37.2,
+    "LINEAR": 45.0,
+    "LOGIT": 73.4,
+    "ROTATE": 15.0,
+    "SCORES": 26.9,
+    "SOFTMAX": 35.5,
+    "VALUES": 43.9,
     "PRODUCT": 14.4,
-    "GAP": 0.8,
-    "START": 1.6,
-    "ANSWER": 1.7,
-    "FENCE": 18.6,
-    "TOKEN": 21.8,
+    "GAP": 0.9,
+    "START": 1.5,
+    "ANSWER": 1.5,
+    "FENCE": 17.9,
+    "TOKEN": 21.7,
 }
 """Cycles. By opcode: what a command takes above its size; LOGIT: LINEAR into the choice. GAP: from command to command.
 START: from the issue of a command to its start. And above the latency of memory: ANSWER, from a request to its data;

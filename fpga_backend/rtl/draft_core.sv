@@ -265,12 +265,14 @@ module draft_core #(
       end
     end
   endgenerate
+  reg results_wanted;  // a cycle late: the writer has room for more than what is on its way
+  always_ff @(posedge clk) results_wanted <= !to_cache || write_room;
   wire merged_valid, merged_last;
   wire signed [31:0] merged_sum;
   wire [14:0] merged_multiplier;
   wire [4:0] merged_shift;
   merge #(.ENGINES(ENGINES)) in_turn (
-    .clk, .rst, .start(engine_start), .rows(result_rows), .engine_rows, .ready(!to_cache || write_room), .result_valid, .result_pop,
+    .clk, .rst, .start(engine_start), .rows(result_rows), .engine_rows, .ready(results_wanted), .result_valid, .result_pop,
     .result_sum, .result_requantiser, .valid(merged_valid), .last(merged_last), .sum(merged_sum), .multiplier(merged_multiplier),
     .shift(merged_shift), .busy(merge_busy));
 
@@ -335,7 +337,7 @@ module draft_core #(
   wire signed [7:0] rotate_out;
   rotate #(.VECTOR_BITS(VECTOR_BITS)) rotation (
     .clk, .rst, .start(start && is_rotate), .rows, .head, .source(source[VECTOR_BITS-1:0]), .turn(gain),
-    .ready(!to_cache || write_room), .address_a(rotate_read_a), .address_b(rotate_read_b), .data_a(vector_a), .data_b(vector_b),
+    .ready(results_wanted), .address_a(rotate_read_a), .address_b(rotate_read_b), .data_a(vector_a), .data_b(vector_b),
     .parameter_address(rotate_parameter), .parameter_data, .valid(rotate_valid), .head_last(rotate_head_last),
     .last(rotate_last), .out(rotate_out));
 
