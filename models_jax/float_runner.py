@@ -50,7 +50,9 @@ class FloatRunner:
             self._weights = placement.weights(model)
             del model
         self._tokenizer = Tokenizer(folder)
-        self.config = replace(config, known_tokens=self._tokenizer.size, sharded=placement.spread)
+        self.config = replace(
+            config, known_tokens=self._tokenizer.size, sharded=placement.spread, class_rows=self._row_block
+        )
         self._format = TextFormat(self._tokenizer, folder, delimiter, self.config)
         self._check(role, folder)
         self._self_scorer = SelfScorer(name, folder, self.config, self._tokenizer, self._row_block, placement.whole)
@@ -133,8 +135,10 @@ class FloatRunner:
             self._drafter.clear()
 
     def _read(self, work: Work, held: Held) -> Output:
-        """Read what the cache does not cover."""
+        """Read what the cache does not cover, and wait until it is done: a chunk takes as long as its work."""
         self._feed(work.sequence, held, held.length)
+        with self._caches.use(work.sequence, held) as lent:
+            jax.block_until_ready(lent.cache)
         return Output()
 
     def _write(self, work: Work, held: Held) -> Output:
