@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Callable
@@ -51,6 +52,8 @@ class Contender:
 
     name: str
     bytes: int
+    ready: float
+    """Seconds to load it, and for ours to compile and prove it."""
     read: Callable[[], float]
     write: Callable[[], float]
 
@@ -62,9 +65,11 @@ def tokens(vocab_size: int) -> tuple[int, ...]:
 
 def ours(name: str, folder: Path, numerics: Numerics) -> Contender:
     """A role as it runs."""
+    start = time.perf_counter()
     runner = FloatRunner(
         "target", Role(str(folder), numerics), folder, "\n", Placement(choose_devices({"platform": "cpu"}))
     )
+    ready = time.perf_counter() - start
     prompt = tokens(runner.config.known_tokens or runner.config.vocab_size)
 
     def read() -> float:
@@ -81,14 +86,14 @@ def ours(name: str, folder: Path, numerics: Numerics) -> Contender:
         return clock() - start
 
     blocks = "+".join(map(str, runner._blocks))
-    return Contender(f"ours, {name} (reads {blocks})", runner.info.weight_bytes, read, write)
+    return Contender(f"ours, {name} (reads {blocks})", runner.info.weight_bytes, ready, read, write)
 
 
 def torchs(folder: Path, dtype: torch.dtype) -> Contender:
     """transformers' model of the same weights."""
-    with TemporaryDirectory() as made:
-        save_checkpoint(Path(made), *load_checkpoint(folder))
-        model = AutoModelForCausalLM.from_pretrained(made, dtype=dtype).eval()
+    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    ready = time.perf_counter() - start
     prompt = torch.tensor([tokens(model.config.vocab_size)])
     state: dict[str, object] = {}
 
@@ -108,7 +113,18 @@ def torchs(folder: Path, dtype: torch.dtype) -> Contender:
         return clock() - start
 
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    return Contender(f"torch {str(dtype).removeprefix('torch.')}", size, read, write)
+    return Contender(f"torch {str(dtype).removeprefix('torch.')}", size, ready, read, write)
+
+
+def in_safetensors(folder: Path, scratch: Path) -> Path:
+    """The folder itself, or a copy with float32 weights of one that links to a GGUF file, so that all load alike."""
+    if not (folder / "model.gguf").exists():
+        return folder
+    save_checkpoint(scratch, *load_checkpoint(folder))
+    for path in folder.iterdir():
+        if path.name not in ("model.gguf", "config.json"):
+            shutil.copy(path, scratch)
+    return scratch
 
 
 def bytes_a_second(array: torch.Tensor) -> float:
@@ -139,7 +155,7 @@ def show(
 ) -> None:
     """One table, as Markdown would have it."""
     table = Table(title=title, title_justify="left")
-    columns = ("", "MB", "reads tok/s", "x torch", "writes tok/s", "x torch", "share of memory limit")
+    columns = ("", "MB", "ready s", "reads tok/s", "x torch", "writes tok/s", "x torch", "share of memory limit")
     for column in columns:
         table.add_column(column)
     best = [
@@ -147,7 +163,7 @@ def show(
         for k in (0, 1)
     ]
     for c in contenders:
-        row = [c.name, f"{c.bytes / 1e6:.1f}"]
+        row = [c.name, f"{c.bytes / 1e6:.1f}", f"{c.ready:.0f}"]
         for k, count in ((0, PROMPT), (1, WRITTEN)):
             own = [pair[k] for pair in times[c.name]]
             row.append(f"{count / statistics.median(own):.0f}")
@@ -171,9 +187,10 @@ def main() -> None:
     if gguf := os.environ.get("HETEROREASON_SMOLLM2"):
         models["SmolLM2-135M-Instruct"] = gguf
     for title, model in models.items():
-        folder = model_folder(model)
-        contenders = [torchs(folder, dtype) for dtype in (torch.float32, torch.bfloat16)]
-        contenders += [ours(name, folder, CLASSES[name]) for name in arguments.classes]
+        with TemporaryDirectory() as scratch:
+            folder = in_safetensors(model_folder(model), Path(scratch))
+            contenders = [torchs(folder, dtype) for dtype in (torch.float32, torch.bfloat16)]
+            contenders += [ours(name, folder, CLASSES[name]) for name in arguments.classes]
         show(title, contenders, *measure(contenders, arguments.turns))
 
 

@@ -55,10 +55,6 @@ class CachePool:
         """The cache of a sequence that has one, to look at."""
         return self._used[sequence]
 
-    def settle(self, sequence: str) -> None:
-        """Wait for what was read into a cache: the device works on after the call, and the chunk is not over."""
-        jax.block_until_ready(self._used.get(sequence))
-
     def put(self, sequence: str, rows: np.ndarray) -> None:
         """Let a sequence have a cache of these keys and values, (layers, 2, tokens, key heads, head_dim)."""
         self.free(sequence)

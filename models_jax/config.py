@@ -62,6 +62,10 @@ class ModelConfig:
     sharded: bool = False
     """Weights and cache are spread over devices. A choice of who loads."""
 
+    class_rows: int | None = None
+    """Rows of a block of the numerics class, for longer blocks to have its bits; None: all blocks are as they come. A
+    choice of who loads."""
+
     @property
     def output_bias(self) -> bool:
         """Whether the projection out of attention has a bias too; that of Qwen2 has none."""
@@ -113,7 +117,8 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of `config.json`, the inverse of `from_dict`."""
-        own = ("qk_norm", "reward_head", "rope_theta", "rope_scaling", "known_tokens", "int8_weights", "sharded")
+        own = ("qk_norm", "reward_head", "rope_theta", "rope_scaling", "known_tokens", "int8_weights")
+        own += ("sharded", "class_rows")
         raw = {key: value for key, value in asdict(self).items() if key not in own and value is not None}
         scaling = self.rope_scaling.to_dict() if self.rope_scaling else {"rope_type": "default"}
         end = next((end for end, head in ARCHITECTURES.items() if head is self.reward_head), "ForCausalLM")

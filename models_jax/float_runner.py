@@ -50,7 +50,9 @@ class FloatRunner:
             self._weights = placement.weights(model)
             del model
         self._tokenizer = Tokenizer(folder)
-        self.config = replace(config, known_tokens=self._tokenizer.size, sharded=placement.spread)
+        self.config = replace(
+            config, known_tokens=self._tokenizer.size, sharded=placement.spread, class_rows=self._row_block
+        )
         self._format = TextFormat(self._tokenizer, folder, delimiter, self.config)
         self._check(role, folder)
         self._self_scorer = SelfScorer(name, folder, self.config, self._tokenizer, self._row_block, placement.whole)
@@ -156,9 +158,10 @@ class FloatRunner:
             raise UserError(f"role {self._name!r} has a reward model, which cannot write", mend="give it another")
 
     def _read(self, work: Work, held: Held) -> Output:
-        """Read what the cache does not cover."""
+        """Read what the cache does not cover, and wait until it is done: a chunk takes as long as its work."""
         self._feed(work.sequence, held, held.length)
-        self._caches.settle(work.sequence)
+        with self._caches.use(work.sequence, held) as lent:
+            jax.block_until_ready(lent.cache)
         return Output()
 
     def _write(self, work: Work, held: Held) -> Output:

@@ -2,6 +2,9 @@
 
 Products are of the activations' dtype: the int8 numbers are exact in bfloat16 and float32, and the scale is applied to
 the result. The method is plain rounding to the nearest of 255 levels, without calibration.
+
+Matrices lie in memory by their outputs, as in the files: that is the order in which XLA for CPUs converts them on the
+way through a product with one row.
 """
 
 from __future__ import annotations
@@ -24,19 +27,28 @@ def quantise(rows: NDArray[np.floating]) -> tuple[NDArray[np.int8], NDArray[np.f
     return np.rint(units, out=units).astype(np.int8), scale
 
 
+def product(x: jax.Array, rows: jax.Array, scale: jax.Array) -> jax.Array:
+    """(..., inputs) times `rows` (outputs, inputs) int8 with their `scale` (outputs,): (..., outputs) float32.
+
+    The barrier ties the conversion to `x`. Without it XLA converts all matrices before a loop over tokens, which then
+    takes the memory of a float model besides. With several rows XLA for CPUs still has a copy of each while it runs.
+    """
+    x, rows = jax.lax.optimization_barrier((x, rows))
+    return jnp.matmul(x, rows.T.astype(x.dtype), preferred_element_type=jnp.float32) * scale
+
+
 class Int8Linear(nnx.Module):
     """A linear layer in the place of `nnx.Linear`. It begins empty: a checkpoint fills it."""
 
     def __init__(self, inner: int, outer: int, use_bias: bool) -> None:
-        """`kernel` is (inner, outer) int8, `scale` (outer,) float32."""
-        self.kernel = nnx.Param(jnp.zeros((inner, outer), jnp.int8))
+        """`kernel` is (outer, inner) int8, `scale` (outer,) float32."""
+        self.kernel = nnx.Param(jnp.zeros((outer, inner), jnp.int8))
         self.scale = nnx.Param(jnp.zeros((outer,), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((outer,))) if use_bias else None
 
     def product(self, x: jax.Array) -> jax.Array:
         """(..., inner) -> (..., outer), accumulated and returned in float32, the bias left out."""
-        wide = jnp.matmul(x, self.kernel[...].astype(x.dtype), preferred_element_type=jnp.float32)
-        return wide * self.scale[...]
+        return product(x, self.kernel[...], self.scale[...])
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(..., inner) -> (..., outer), same dtype."""
@@ -58,5 +70,4 @@ class Int8Embedding(nnx.Module):
 
     def product(self, x: jax.Array) -> jax.Array:
         """Logits of a tied head: (..., size) -> (..., tokens) float32."""
-        wide = jnp.matmul(x, self.embedding[...].T.astype(x.dtype), preferred_element_type=jnp.float32)
-        return wide * self.scale[...]
+        return product(x, self.embedding[...], self.scale[...])

@@ -110,11 +110,9 @@ def _add_cast(weights: Weights, tensor: Tensor, dtype: Any, loaded: Flat, device
 
 
 def _add_rounded(weights: Weights, tensor: Tensor, loaded: Flat, device: Device) -> None:
-    value = np.empty(tensor.shape[::-1] if tensor.transposed else tensor.shape, np.int8)
-    scale = np.empty(tensor.shape[0], np.float32)
+    value, scale = np.empty(tensor.shape, np.int8), np.empty(tensor.shape[0], np.float32)
     for rows, block in weights.read(tensor.name, _blocks(tensor)):
-        whole, scale[rows] = quantise(block)
-        value[(..., rows) if tensor.transposed else rows] = whole.T if tensor.transposed else whole
+        value[rows], scale[rows] = quantise(block)
     loaded[tensor.path] = _put(value, device)
     loaded[tensor.scale_path] = _put(scale, device)
 

@@ -18,7 +18,7 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     """As in the file."""
     transposed: bool = False
-    """The file keeps (out, in), the decoder (in, out)."""
+    """The file keeps (out, in), the decoder (in, out), unless it is rounded to int8."""
     matrix: bool = False
     """Rows of it are output channels that `ModelConfig.int8_weights` rounds; `scale_path` has their scales."""
 

@@ -59,7 +59,8 @@ class Placement:
             return tuple(jax.tree.leaves(nnx.state(model)))
         state = nnx.to_flat_state(nnx.state(model))
         placed = [
-            (path, leaf.replace(jax.device_put(leaf[...], self._weight(path, leaf.shape)))) for path, leaf in state
+            (path, leaf.replace(jax.device_put(leaf[...], self._weight(path, leaf.shape, leaf.dtype))))
+            for path, leaf in state
         ]
         return tuple(jax.tree.leaves(nnx.from_flat_state(placed)))
 
@@ -76,8 +77,11 @@ class Placement:
     def _named(self, *axes: str | None) -> NamedSharding:
         return NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(*axes))
 
-    def _weight(self, path: Sequence[Any], shape: tuple[int, ...]) -> NamedSharding:
-        """Kernels are (inputs, outputs), biases and scales (outputs,), the embedding (tokens, hidden)."""
+    def _weight(self, path: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> NamedSharding:
+        """Kernels are (inputs, outputs), or (outputs, inputs) in int8.
+
+        Biases and scales are (outputs,), the embedding is (tokens, hidden).
+        """
         module, kind = (str(part) for part in path[-2:])
         if kind in ("embedding", "scale") and module == "embed_tokens":
             axes = (AXIS, None)[: len(shape)]
@@ -87,5 +91,7 @@ class Placement:
             axes = (AXIS, None)
         else:
             axes = ()
+        if kind == "kernel" and dtype == np.int8:
+            axes = axes[::-1]
         even = all(axis is None or size % len(self.devices) == 0 for axis, size in zip(axes, shape, strict=False))
         return self._named(*axes) if even else self._named()

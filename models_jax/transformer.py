@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -35,16 +36,38 @@ class Cache:
         return cls(tuple(jnp.zeros(shape, dtype) for _ in layers), tuple(jnp.zeros(shape, dtype) for _ in layers))
 
 
+def by_rows(rows: int | None, function: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+    """`function` of arrays (batch, tokens, ...), of `rows` tokens at a time where there are more of them.
+
+    XLA for CPUs sums in another order where there are more rows, so a long block has the bits of short ones only if
+    its norms and its attention are computed in their shape. Products with weights agree from 2 to 32 rows.
+    """
+    tokens = arrays[0].shape[1]
+    if rows is None or tokens <= rows or tokens % rows:
+        return function(*arrays)
+
+    def cut(*arrays: jax.Array) -> jax.Array:
+        parts = tuple(jnp.moveaxis(x.reshape(x.shape[0], -1, rows, *x.shape[2:]), 1, 0) for x in arrays)
+        found = jnp.moveaxis(jax.lax.map(lambda part: function(*part), parts), 0, 1)
+        return found.reshape(found.shape[0], tokens, *found.shape[3:])
+
+    return jax.lax.platform_dependent(*arrays, cpu=cut, default=function)
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis, computed in float32."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, config: ModelConfig) -> None:
         """`size` is the width of the last axis."""
         self.weight = nnx.Param(jnp.ones((size,)))
-        self.eps = eps
+        self.eps = config.rms_norm_eps
+        self.rows = config.class_rows
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Same shape and dtype as `x`."""
+        """(batch, tokens, ..., size) -> the same shape and dtype."""
+        return by_rows(self.rows, self._norm, x)
+
+    def _norm(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return (wide * self.weight[...].astype(jnp.float32)).astype(x.dtype)
@@ -81,8 +104,8 @@ class Attention(nnx.Module):
         self.k_proj = linear(c, rngs, c.hidden_size, narrow, bias=c.attention_bias)
         self.v_proj = linear(c, rngs, c.hidden_size, narrow, bias=c.attention_bias)
         self.o_proj = linear(c, rngs, wide, c.hidden_size, bias=c.output_bias, share=0.5 / c.num_hidden_layers)
-        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else None
+        self.q_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
 
     def __call__(
         self,
@@ -111,26 +134,34 @@ class Attention(nnx.Module):
             k = jax.lax.dynamic_update_slice(cached[0], k.astype(cached[0].dtype), at)
             v = jax.lax.dynamic_update_slice(cached[1], v.astype(cached[1].dtype), at)
         group = c.num_attention_heads // c.num_key_value_heads
-        q = q.reshape(batch, tokens, c.num_key_value_heads, group, c.head_dim).transpose(0, 2, 3, 1, 4)
-        q = q.reshape(batch, c.num_key_value_heads, group * tokens, c.head_dim)
         scale = c.head_dim**-0.5
 
-        def plain() -> jax.Array:
+        def by_heads(q: jax.Array) -> jax.Array:
+            q = q.reshape(batch, -1, c.num_key_value_heads, group, c.head_dim).transpose(0, 2, 3, 1, 4)
+            return q.reshape(batch, c.num_key_value_heads, -1, c.head_dim)
+
+        def by_tokens(out: jax.Array) -> jax.Array:
+            out = out.reshape(batch, c.num_key_value_heads, group, -1, c.head_dim).transpose(0, 3, 1, 2, 4)
+            return out.reshape(batch, out.shape[1], -1)
+
+        def look(q: jax.Array, mask: jax.Array) -> jax.Array:
+            q = by_heads(q)
             scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * scale
             scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
             weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-            return jnp.einsum("bkqs,bksd->bkqd", weights, v)
+            return by_tokens(jnp.einsum("bkqs,bksd->bkqd", weights, v))
+
+        def plain() -> jax.Array:
+            return by_rows(c.class_rows, look, q, mask)
 
         def kernel() -> jax.Array:
             last = jnp.tile(positions[0].astype(jnp.int32), group)
-            return attend(q[0], k[0], v[0], last, scale=scale)[None]
+            return by_tokens(attend(by_heads(q)[0], k[0], v[0], last, scale=scale)[None])
 
         if cached is not None and batch == 1 and not c.sharded and fits(c.head_dim, k.shape[2]):
             out = jax.lax.platform_dependent(cuda=kernel, default=plain)
         else:
             out = plain()
-        out = out.reshape(batch, c.num_key_value_heads, group, tokens, c.head_dim).transpose(0, 3, 1, 2, 4)
-        out = out.reshape(batch, tokens, -1)
         return self.o_proj(out), (k, v)
 
 
@@ -154,9 +185,9 @@ class Layer(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         """Build the two halves."""
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config)
         self.self_attn = Attention(config, rngs)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config)
         self.mlp = MLP(config, rngs)
 
     def __call__(self, x, positions, mask, cached):
@@ -210,7 +241,7 @@ class Decoder(nnx.Module):
             )
         )
         self.layers = nnx.List([Layer(config, rngs) for _ in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config)
         own_head = HEADS.get(config.reward_head) if config.reward_head else None
         untied = not (config.tie_word_embeddings or own_head)
         self.lm_head = linear(config, rngs, config.hidden_size, config.vocab_size) if untied else None

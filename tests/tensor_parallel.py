@@ -11,14 +11,14 @@ import numpy as np
 import tiny_models
 
 from models_jax.backend import JaxBackend
-from planner.workflow import Numerics, Role, Speculate
+from planner.workflow import Numerics, Role, Speculate, WeightKind
 
 COMPILED = []
 TEXT = "12 + 30 = 42\n4 2 = 6"
 
 
-def subject(name, folder, count, speculate=None):
-    role = Role(str(folder), Numerics(cache_tokens=96, tensor_parallel=count), speculate)
+def subject(name, folder, count, speculate=None, weights=WeightKind.SAME):
+    role = Role(str(folder), Numerics(cache_tokens=96, weights=weights, tensor_parallel=count), speculate)
     listed = ",".join(map(str, range(count)))
     return contract.Subject(lambda: JaxBackend({"devices": listed}), name, role, "\n", TEXT, "x 1")
 
@@ -49,6 +49,11 @@ def check(count: int, folder: Path) -> None:
     for s in (one, several):
         s.run("a", 0, s.prompt)
     for a, b in zip(*(values(s, "a", len(one.prompt)) for s in (one, several)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    rounded = [subject("target", folder / "writer", n, weights=WeightKind.INT8) for n in (1, count)]
+    for s in rounded:
+        s.run("a", 0, s.prompt)
+    for a, b in zip(*(values(s, "a", len(one.prompt)) for s in rounded), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
     shards = cache_of(several, "a").k[0].addressable_shards
     assert {s.data.shape[1] for s in shards} == {4 // count}, "the cache is cut by its heads"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import backend_contract
@@ -17,7 +18,7 @@ from models_jax import float_runner
 from models_jax.backend import JaxBackend
 from planner.errors import UserError
 from planner.runtime.backend import Output, Work
-from planner.workflow import Arithmetic, Numerics, Role
+from planner.workflow import Arithmetic, Numerics, Role, Speculate
 
 SHAPE = tiny_models.config("qwen3")
 TEXT = "12 + 30 = 42\n4 2 = 6"
@@ -89,6 +90,9 @@ jax.monitoring.register_event_duration_secs_listener(
 def test_nothing_compiles_in_a_steady_state(long):
     """Whatever is asked of loaded models, for sequences old and new."""
     writer, scorer = long
+    speculating = replace(writer.role, speculate=Speculate(writer.role.model, 2))
+    helped = backend_contract.Subject(JaxBackend, "target", speculating, "\n", TEXT, "x 1")
+    writer.run("a", 0, writer.prompt, score=(1,), ask=writer.prompt[:1])  # compiled when it is first asked for
     assert COMPILED, "the listener heard nothing"
     before = len(COMPILED)
     for sequence in ("a", "b", "c", "d"):
@@ -97,12 +101,15 @@ def test_nothing_compiles_in_a_steady_state(long):
             writer.run(sequence, 0, feed, 7)
             writer.run(sequence, length, (), 3, key=3, temperature=0.7, top_k=3, top_p=0.8, begun=1)
             scorer.run(sequence, 0, feed, score=(length - 1,))
+            writer.run(sequence, 0, feed, score=(length - 1,), ask=writer.prompt[:1])
+            helped.run(sequence, 0, feed, 5, key=3, temperature=0.7 * (length % 2))
         writer.backend.fork("draft", sequence, "copy")
         writer.run("copy", 100, feed[:3], 5)
     for sequence in ("a", "b", "copy"):
         writer.backend.rewind("draft", sequence, 0)
     writer.run("new", 0, writer.prompt, 5)
     assert len(COMPILED) == before, COMPILED[before:]
+    helped.backend.close()
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +186,15 @@ def test_info_counts_bytes(folder):
     assert wide.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
     assert (wide.weight_bytes, wide.kv_bytes_per_token) == (2 * narrow.weight_bytes, 2 * narrow.kv_bytes_per_token)
     assert (wide.model_hash, wide.tokenizer_hash) == (narrow.model_hash, narrow.tokenizer_hash)
+
+
+def test_a_chunk_is_over_when_it_returns(folder):
+    """JAX starts work and returns. Whoever times a chunk that only reads must not time the start alone."""
+    made = subject(folder)
+    for _ in range(20):
+        made.run("x", 0, made.prompt * 3)
+        cache = made.backend._runner("draft")._caches.peek("x")
+        assert all(part.is_ready() for part in (*cache.k, *cache.v))
 
 
 def test_two_roles_keep_their_own_sequences(folder, tmp_path_factory):

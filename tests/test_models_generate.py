@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from models_jax.config import ModelConfig
 from models_jax.generate import Sampler, advance, choose, feed, read_block, restricted, rewards, weights_of
-from models_jax.transformer import Cache
+from models_jax.transformer import Cache, Decoder
 
 SHAPES = {
     "tiny": tiny_models.config("qwen3"),
@@ -167,6 +168,33 @@ def pick(keys, positions, logits):
     """One token for each key and position."""
     stops = jnp.zeros((logits.size, 1), jnp.int8)
     return choose(logits, positions, Sampler(keys, jnp.float32(1.0), stops))
+
+
+@pytest.mark.parametrize(("shape", "rows"), [("tiny", 8), ("wide", 2), ("wide", 8), ("odd", 2), ("odd", 8)])
+def test_a_long_block_has_the_bits_of_short_ones(shape, rows):
+    """What is summed over a row is summed in the class's shape. Very small products have kernels of their own."""
+    m = machine(shape, rows)
+    config = dataclasses.replace(m.config, class_rows=rows)
+    tokens = np.array(random_tokens(m, 64), np.int32)
+    found = []
+    for block in (rows, 32):
+        cache = feed(
+            m.weights, Cache.empty(config, 64), tokens, np.int32(0), np.int32(64), config=config, row_block=block
+        )
+        found.append(m.bits(cache, 64))
+    assert found[0] == found[1]
+
+
+def test_int8_weights_are_not_converted_before_the_loop():
+    """As XLA would do by itself, at four times their memory. With one row they are converted within the product."""
+    rows = 1
+    config = ModelConfig("llama", 43, 256, 512, 6, 4, 4, 64, tie_word_embeddings=False, int8_weights=True)
+    weights = tuple(jax.tree.leaves(nnx.state(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))))
+    cache = jax.eval_shape(lambda: Cache.empty(config, CONTEXT + rows))
+    sampler = Sampler(np.zeros(2, np.uint32), np.float32(0), np.zeros((43, 1), np.int8))
+    inputs = (weights, cache, np.zeros(CONTEXT + rows, np.int32), *np.zeros(3, np.int32), sampler)
+    memory = advance.lower(*inputs, config=config, row_block=rows).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < sum(weight.size for weight in weights if weight.dtype == jnp.int8)
 
 
 def test_noise_depends_on_key_and_position():
