@@ -28,7 +28,7 @@ from planner.runtime import process
 from planner.runtime.engine import Engine, Load
 from planner.runtime.faults import DeviceFault
 from planner.runtime.process import _limit
-from planner.runtime.worker import Patience
+from planner.runtime.worker import Patience, start_unheard
 from planner.trace import Event, Faulted, Replanned
 from planner.workflow import Budget, Sampling, Workflow
 
@@ -177,6 +177,24 @@ def test_no_worker_hears_ctrl_c_not_even_the_first(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
     assert (found.stdout, found.stderr) == ("alive\nalive\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_process_starts_is_heard_when_it_has_begun(number: int) -> None:
+    done: list[str] = []
+
+    class Process:
+        def start(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+            done.append("begun")
+
+    before = signal.signal(number, lambda *_: done.append("heard"))
+    try:
+        start_unheard(Process())  # type: ignore[arg-type]
+    finally:
+        signal.signal(number, before)
+    assert done == ["begun", "heard"]
 
 
 # --- messages that the other side stops in the middle of ---
