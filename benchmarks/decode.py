@@ -31,18 +31,17 @@ from models_jax.loading import load_checkpoint, save_checkpoint
 from models_jax.placement import Placement
 from planner.checkpoint import model_folder
 from planner.runtime.backend import Work
-from planner.workflow import Arithmetic, Numerics, Role, WeightKind
+from planner.workflow import Numerics, Role, WeightKind
 
 clock = time.perf_counter
 """Replaced by the process's own time for `--cpu-time`: on one core that does not see what else the computer does."""
 PROMPT, WRITTEN = 128, 32
 """Tokens that are read, and then written."""
 CLASSES = {
+    "float32, block of 128": Numerics(row_block=128, cache_tokens=256),
     "float32, block of 8": Numerics(row_block=8, cache_tokens=256),
     "float32, block of 2": Numerics(row_block=2, cache_tokens=256),
-    "float32, block of 1": Numerics(row_block=1, cache_tokens=256),
     "float32, int8 weights, block of 1": Numerics(row_block=1, cache_tokens=256, weights=WeightKind.INT8),
-    "bfloat16, block of 1": Numerics(Arithmetic.BFLOAT16, row_block=1, cache_tokens=256),
 }
 
 
