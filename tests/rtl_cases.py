@@ -124,6 +124,13 @@ def random_case(core: Core, seed: int, path: str | None = None, **shape: int) ->
     return made
 
 
+def even_case(core: Core, path: str | None = None, stop: bool = False) -> Case:
+    """A model whose logits are all the same: the lowest token must be chosen. `stop`: any token ends a block."""
+    model = random_model(Shape(20, 16, 24, 1, 2, 1, 8, 64, True), 7)
+    tensors = dict(model.tensors) | {"head.multiplier": np.zeros(20, np.int16)}
+    return Case(core, IntegerModel(model.shape, tensors, "even"), np.full(20, stop), path=path)
+
+
 def exercise(case: Case, seed: int, tokens: int) -> int:
     """Blocks, appends and rewinds at random until so many tokens were read. Returns how many were."""
     rng = np.random.default_rng([seed, 1])

@@ -150,7 +150,7 @@ def test_kernels_without_contiguous_memory_say_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"vlnv": VLNV.rpartition(":")[0] + ":0.9"}, r"must have one draft_core 1.0, it has .*draft_core:0.9"),
+        ({"vlnv": VLNV.rpartition(":")[0] + ":0.9"}, r"must have one draft_core 2.0, it has .*draft_core:0.9"),
         ({"vlnv": "else:where:other:1.0"}, "it has none"),
         ({"clock_hz": ""}, "CLOCK_HZ ''"),
         ({"clock_hz": "fast"}, "CLOCK_HZ 'fast'"),

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import rtl_cases
-from rtl_cases import NARROW, WIDE, Case, exercise, random_case, random_memory
+from rtl_cases import NARROW, WIDE, Case, even_case, exercise, random_case, random_memory
 
 from fpga_backend.commands import Command, Opcode, image
 from fpga_backend.driver import CoreError, core_of
@@ -80,6 +80,12 @@ def test_a_sequence_may_fill_the_whole_context(core):
     case = Case(core, model, np.zeros(20, bool))
     found = case.run(list(range(20)) * 3, 0, 70, 1, 1.0)
     assert len(found.tokens) == 10 and found.computed == 69
+    case.close()
+
+
+def test_the_lowest_of_equal_logits_is_chosen(core):
+    case = even_case(core)
+    assert case.run([3, 1, 4], 0, 9).tokens == (0,) * 6
     case.close()
 
 
