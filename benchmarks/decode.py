@@ -38,7 +38,6 @@ clock = time.perf_counter
 PROMPT, WRITTEN = 128, 32
 """Tokens that are read, and then written."""
 CLASSES = {
-    "float32, block of 128": Numerics(row_block=128, cache_tokens=256),
     "float32, block of 8": Numerics(row_block=8, cache_tokens=256),
     "float32, block of 2": Numerics(row_block=2, cache_tokens=256),
     "float32, int8 weights, block of 1": Numerics(row_block=1, cache_tokens=256, weights=WeightKind.INT8),
