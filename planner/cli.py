@@ -31,6 +31,7 @@ from planner.problems.jsonl import read_jsonl
 from planner.schedule.aim import Objective
 from planner.show import err, out
 from planner.simulate import Demand
+from planner.stopping import hear, hear_no_more
 from planner.trace import ClockKind
 from planner.workflow import Policy, Workflow
 
@@ -53,8 +54,6 @@ class Kind(StrEnum):
     HETEROREASON = "heteroreason"
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
-"""Ctrl-C, and what asks a process to end."""
 UsageError = typer.BadParameter.__mro__[1]
 """The parser's error for a wrong command line; typer has kept it in more than one place."""
 
@@ -335,11 +334,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if entry.name not in there:
             app.add_typer(entry.load(), name=entry.name)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    before = {number: signal.signal(number, _stopped) for number in STOPS}
+    before = hear()
     try:
         code = app(args=words, prog_name="heteroreason", standalone_mode=False)
     except SystemExit as stop:
         code = stop.code
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     except UserError as error:
         _fail(str(error))
     except Exception as error:
@@ -351,8 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{message}; see {command} --help")
     finally:
         if arguments is not None:  # else the process ends here, and no later signal is to disturb that
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            hear_no_more(before)
     code = code if isinstance(code, int) else 0
     if arguments is None and code > 128:
         # A signal ended it, all is closed. Threads of a model may be at work, and the interpreter's own end could
@@ -361,13 +361,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _stopped(number: int, frame: object) -> None:
-    """End processes and close files, and exit with the code of the signal. A second signal finds that on its way."""
-    for each in STOPS:
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -20,6 +20,7 @@ from planner.runtime.engine import Load
 from planner.runtime.host import Solved
 from planner.runtime.journal import Ended
 from planner.show import err, out
+from planner.stopping import hear
 from planner.trace import ClockKind, Event, TraceFile
 from planner.yaml_file import from_mapping
 
@@ -171,6 +172,7 @@ def _free_trace(folder: Path) -> Path:
 @contextmanager
 def _told_how_to_go_on(folder: Path | None) -> Iterator[None]:
     """Ctrl-C and SIGTERM end with a sentence and the exit code of the signal."""
+    hear()  # a Ctrl-C that ended the search for the plan is not the last one
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
