@@ -43,7 +43,7 @@ MACHINE = "this-computer"
 FIT_SEED, RUN_SEED, SIMULATION_SEED = 7_000_000, 8_000_000, 1001
 SIMULATED = 400
 FURTHER_LAYERS = 16
-PROFILE_S = 12.0
+PROFILE_S = 5.0
 """For a role on a device."""
 
 
