@@ -320,7 +320,7 @@ def _with_prefill(task: _Task, plan: Plan, judge: Judge) -> Plan:
             continue
         instance = build(graph, task.workflow, task.machine, task.costs, plan.chunk_tokens, {role: place}, task.caches)
         here = replace(instance, placements=(plan.placement,))
-        found[place] = solve(here, Limit(TIMELINE_WORK, task.options.limit_s)).objective_us
+        found[place] = best_list_schedule(here).objective_us
     best = min(found, key=found.__getitem__)
     if found[best] >= found[plan.placement[role]] * PREFILL_GAIN:
         return plan
