@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
+from models_jax.runner import ModelRunner
 from planner.checkpoint import model_folder
 from planner.errors import UserError
-from planner.runtime.backend import Handed, ModelInfo, Output, Work
 from planner.workflow import Role
 
 TRANSPORTS = ("emulate", "rtl", "board")
 BITSTREAM = "HETEROREASON_BITSTREAM"
 """Environment variable with the path of the bitstream that the transport `board` loads."""
-
-
-class Transport(Protocol):
-    """One role's model on the device."""
-
-    info: ModelInfo
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of `text`."""
-        ...
-
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Token ids of the prompt `text`."""
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`."""
-        ...
-
-    def run(self, work: Work) -> Output:
-        """Do one chunk."""
-        ...
-
-    def rewind(self, sequence: str, tokens: int) -> None:
-        """Forget all but the first `tokens` tokens of the sequence."""
-        ...
-
-    def fork(self, sequence: str, new_sequence: str) -> None:
-        """Make `new_sequence` a copy of a known sequence, in place of what it was."""
-        ...
-
-    def hand_over(self, sequence: str) -> Handed:
-        """See `planner.runtime.backend.Backend.hand_over`."""
-        ...
-
-    def take_over(self, sequence: str, handed: Handed) -> None:
-        """See `planner.runtime.backend.Backend.take_over`."""
-        ...
-
-    def close(self) -> None:
-        """Free what is held; calling it twice is harmless."""
-        ...
 
 
 def check_options(options: Mapping[str, str]) -> str:
@@ -75,12 +32,12 @@ def check_options(options: Mapping[str, str]) -> str:
     return name
 
 
-def transport_named(name: str) -> Callable[[str, Role, str], Transport]:
+def transport_named(name: str) -> Callable[[str, Role, str], ModelRunner]:
     """What makes a role's model from its name, itself and its delimiter."""
     return {"emulate": emulate, "rtl": rtl, "board": board}[name]
 
 
-def emulate(name: str, role: Role, delimiter: str) -> Transport:
+def emulate(name: str, role: Role, delimiter: str) -> ModelRunner:
     """The same integer model on this computer's processor: the same bits as on the FPGA."""
     import jax
 
@@ -89,7 +46,7 @@ def emulate(name: str, role: Role, delimiter: str) -> Transport:
     return IntegerRunner(name, role, model_folder(role.model), delimiter, jax.devices("cpu")[0])
 
 
-def rtl(name: str, role: Role, delimiter: str) -> Transport:
+def rtl(name: str, role: Role, delimiter: str) -> ModelRunner:
     """The core's RTL, simulated cycle by cycle on this computer. It is built when it is used for the first time."""
     from fpga_backend.runner import CoreRunner
     from fpga_backend.simulation.device import simulated_device
@@ -97,7 +54,7 @@ def rtl(name: str, role: Role, delimiter: str) -> Transport:
     return CoreRunner(name, role, model_folder(role.model), delimiter, simulated_device)
 
 
-def board(name: str, role: Role, delimiter: str) -> Transport:
+def board(name: str, role: Role, delimiter: str) -> ModelRunner:
     """The core on a board, through pynq, with the bitstream that HETEROREASON_BITSTREAM names."""
     from fpga_backend.runner import CoreRunner
 

@@ -132,7 +132,7 @@ def test_transports_are_chosen_by_name(options, message):
 def test_closed_model_does_not_run(folder):
     made = emulated()
     made.load("draft", Role(str(folder), INT8), "\n")
-    held = made._role("draft")
+    held = made._runner("draft")
     made.close()
     with pytest.raises(RuntimeError, match="closed"):
         held.run(Work("draft", "a", 0, (1,)))

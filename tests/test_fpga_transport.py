@@ -80,7 +80,7 @@ def test_random_work_gives_what_the_emulator_gives(subject, folder):
 def test_failed_chunk_does_not_spoil_the_sequence(subject, monkeypatch):
     expected = subject.write("fail", 12)
     subject.run("fail", 0, subject.prompt)
-    driver = subject.backend._role("draft")._driver
+    driver = subject.backend._runner("draft")._driver
     with monkeypatch.context() as patch:
         patch.setattr(driver._device, "wait", lambda most_cycles: False)
         with pytest.raises(CoreError, match="did not end its run: "):
@@ -99,7 +99,7 @@ def test_bad_temperature_is_refused_before_anything_changes(subject):
 def test_closed_model_does_not_run(folder):
     made = simulated()
     made.load("draft", Role(str(folder), INT8), "\n")
-    held = made._role("draft")
+    held = made._runner("draft")
     made.close()
     with pytest.raises(RuntimeError, match="closed"):
         held.run(Work("draft", "a", 0, (1,)))
