@@ -80,6 +80,8 @@ class _Task:
     progress: Progress | None
     windows: dict[object, Instance] = field(default_factory=dict)
     """Those that were built."""
+    simulated: dict[tuple[object, int], Report] = field(default_factory=dict)
+    """What all judges have seen."""
 
     @property
     def limit(self) -> Limit:
@@ -91,7 +93,7 @@ class _Task:
         return CACHES * self.options.demand.concurrency
 
     def judge(self, goal: Goal) -> Judge:
-        return Judge(self.costs, goal, self.options.samples, CHOICE_SEED, self.options.demand)
+        return Judge(self.costs, goal, self.options.samples, CHOICE_SEED, self.options.demand, self.simulated)
 
     def window(self, passes: tuple[Pass, ...], chunk_tokens: int = CHUNK_TOKENS) -> Instance:
         """The steady window that the passes allow, on every placement."""

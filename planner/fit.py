@@ -21,7 +21,6 @@ from planner.machine import transfer_us
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import report
-from planner.schedule.instance import TOKEN_BYTES
 from planner.step_trace import StepRow, by_problem
 from planner.trace import Chunk, Decided, Event, ProblemEnded
 from planner.workflow import RoleName, Statistics
@@ -97,13 +96,13 @@ def dispatch_us(plan: Plan, events: Sequence[Event]) -> float | None:
     less the way between their devices. First chunks of problems do not count. None if there is no other."""
     chunks = [e for e in events if isinstance(e, Chunk)]
     ends = sorted((c.end_us, c.device) for c in chunks)
-    payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
+    size = plan.workflow.statistics.step_bytes
     gaps, begun = [], set()
     for chunk in sorted(chunks, key=lambda c: c.start_us):
         before = bisect_left(ends, (chunk.start_us + 1, ""))
         if chunk.problem in begun and before:
             end_us, device = ends[before - 1]
-            gaps.append(max(0, chunk.start_us - end_us - transfer_us(plan.machine, device, chunk.device, payload)))
+            gaps.append(max(0, chunk.start_us - end_us - transfer_us(plan.machine, device, chunk.device, size)))
         begun.add(chunk.problem)
     if not gaps:
         return None

@@ -40,15 +40,16 @@ class Judge:
     samples: int
     seed: int
     demand: Demand = field(default_factory=Demand)
-    _seen: dict[tuple[object, int], Report] = field(default_factory=dict)
+    seen: dict[tuple[object, int], Report] = field(default_factory=dict)
+    """By knobs and number of problems. It may be shared with judges by other goals: what is simulated is the same."""
 
     def report(self, plan: Plan, problems: int | None = None) -> Report:
         """The simulation of a plan on the first `problems` of the drawn problems, or on all."""
         count = self.samples if problems is None else min(problems, self.samples)
         key = (_knobs(plan), count)
-        if key not in self._seen:
-            self._seen[key] = simulate(plan, self.costs, count, self.seed, demand=self.demand)
-        return self._seen[key]
+        if key not in self.seen:
+            self.seen[key] = simulate(plan, self.costs, count, self.seed, demand=self.demand)
+        return self.seen[key]
 
     def worth(self, plan: Plan, problems: int | None = None) -> tuple[float, float]:
         """For comparison, least first: plans within the caps by the objective, others by how far they are beyond."""

@@ -193,6 +193,11 @@ class Statistics:
     """How much rather a draft is accepted after an accepted step than after a refined one: the difference of the two
     shares. Hard stretches of a problem come together."""
 
+    @property
+    def step_bytes(self) -> int:
+        """A step of the target on its way between devices: four bytes a token."""
+        return 4 * self.target_step_tokens
+
     def accept_after(self, accepted: bool | None) -> float:
         """Share of drafts that are accepted after a step that was accepted, or refined; None: the first step."""
         if accepted is None:

@@ -30,7 +30,6 @@ from planner.runtime.backend import Handed, Output, Work
 from planner.runtime.caches import Caches
 from planner.runtime.host import Host, Solved
 from planner.runtime.worker import Done
-from planner.schedule.instance import TOKEN_BYTES
 from planner.trace import Chunk, Decided, ProblemEnded, ProblemStarted
 from planner.workflow import VERIFIER, RoleName, SelfScore
 
@@ -224,8 +223,8 @@ class Session:
             scored = Request(Op.VERIFY, request.node, verifier) in self.known
             if request.op in (Op.REFINE, Op.BACKTRACK) or (request.op is Op.DRAFT and scored and not request.attempt):
                 sources.add(plan.placement[verifier])
-        payload = plan.workflow.statistics.target_step_tokens * TOKEN_BYTES
-        return sent + max((transfer_us(plan.machine, source, device, payload) for source in sources), default=0)
+        size = plan.workflow.statistics.step_bytes
+        return sent + max((transfer_us(plan.machine, source, device, size) for source in sources), default=0)
 
     def _prompt_elsewhere(self, request: Request) -> Work:
         """Read a role's prompt on the device that the plan names for it, or take over what was read there."""

@@ -15,7 +15,6 @@ from planner.lengths import factors
 from planner.machine import Machine, members, place_name, transfer_us
 from planner.workflow import RoleName, Statistics, Workflow
 
-TOKEN_BYTES = 4
 CHUNK_TOKENS = 8
 """Tokens in a chunk of generation: a cancel takes effect at the end of one."""
 
@@ -276,7 +275,7 @@ def build(
             source = next((elsewhere[p.id] for p in graph.producers(task.id) if p.id in elsewhere), d)
             size = task.tokens_in * costs.shapes[task.role].kv_bytes_per_token
             length[task.id, d] = transfer_us(machine, source, d, size)
-    context, payload = workflow.statistics.prompt_tokens, workflow.statistics.target_step_tokens * TOKEN_BYTES
+    context, payload = workflow.statistics.prompt_tokens, workflow.statistics.step_bytes
     instance = Instance(
         graph,
         devices,
