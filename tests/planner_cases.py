@@ -445,3 +445,11 @@ def step(text: str, source: RoleName = DRAFT, tokens: int | None = None, ended: 
 
 
 ROOT = Node(None, None, "root")
+
+
+def install_backend(folder: Path, module: str) -> None:
+    """Register a module's `Backend` as the backend `fake`, for processes that have the folder on their path."""
+    info = folder / f"{module}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module.replace('_', '-')}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[heteroreason.backends]\nfake = {module}:Backend\n")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner_cases import LetterBackend
+from planner_cases import LetterBackend, install_backend
 
 from planner.graph import Op
 from planner.machine import Machine
@@ -41,10 +41,7 @@ LAST = ("dies", "is killed", "hangs", "is stopped")
 
 def install(folder: Path) -> None:
     """Register the backend as `fake`, for processes that have the folder on their path and `TEST_FAULTS` set to it."""
-    info = folder / "process_faults-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: process-faults\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[heteroreason.backends]\nfake = process_faults:Backend\n")
+    install_backend(folder, "process_faults")
 
 
 class Backend(LetterBackend):

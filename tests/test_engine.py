@@ -27,6 +27,7 @@ from planner_cases import (
     LinearCosts,
     committed,
     device,
+    install_backend,
     machine,
     quick_plan,
     random_plan,
@@ -440,10 +441,7 @@ class Backend(LetterBackend):
 def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine of two devices whose backend is installed in a folder of its own; its processes inherit the path."""
     (tmp_path / "backend_of_test.py").write_text(BACKEND.format(tests=str(Path(__file__).parent)))
-    info = tmp_path / "backend_of_test-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: backend-of-test\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[heteroreason.backends]\nfake = backend_of_test:Backend\n")
+    install_backend(tmp_path, "backend_of_test")
     monkeypatch.syspath_prepend(str(tmp_path))
     return machine(device("a"), device("b"))
 

@@ -29,6 +29,7 @@ from planner_cases import (
     LinearCosts,
     committed,
     device,
+    install_backend,
     machine,
     quick_plan,
     random_plan,
@@ -576,10 +577,7 @@ class Backend(LetterBackend):
 def test_real_processes(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = BACKEND.format(tests=str(Path(__file__).parent), flag=str(tmp_path / "fired"))
     (tmp_path / "faulty_backend.py").write_text(text)
-    info = tmp_path / "faulty_backend-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-backend\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[heteroreason.backends]\nfake = faulty_backend:Backend\n")
+    install_backend(tmp_path, "faulty_backend")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("TEST_FAULT", fault)
     two = machine(device("a"), device("b"))

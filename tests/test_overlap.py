@@ -23,6 +23,7 @@ from planner_cases import (
     LinearCosts,
     committed,
     device,
+    install_backend,
     machine,
     quick_plan,
     run_letters,
@@ -243,10 +244,7 @@ class Backend(LetterBackend):
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """A machine of three devices, each a process with a slow backend that an entry point names."""
     (tmp_path / "letters_of_test.py").write_text(BACKEND.format(tests=str(Path(__file__).parent)))
-    info = tmp_path / "letters_of_test-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: letters-of-test\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[heteroreason.backends]\nfake = letters_of_test:Backend\n")
+    install_backend(tmp_path, "letters_of_test")
     monkeypatch.syspath_prepend(str(tmp_path))
     return machine(device("a"), device("b"), device("c"))
 
