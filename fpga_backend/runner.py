@@ -105,7 +105,7 @@ class CoreRunner:
 
     def _write(self, driver: Driver, work: Work, held: Held, limit: int) -> Output:
         cache = self._cache(driver, work.sequence)
-        begun, cycles, written = list(held.begun(work)), 0, ()
+        cycles, written = 0, ()
         while True:
             # The logits of the last token are needed anew: it is read once more.
             start = min(held.computed, held.length - 1) if limit > held.length else held.computed
@@ -116,7 +116,7 @@ class CoreRunner:
             held.append(done.tokens)
             held.computed = done.computed
             written += done.tokens
-            complete = self._stops.completes(begun, written)
+            complete = self._stops.completes(work.begun, written)
             if complete or not done.stopped or held.length >= limit:
                 break
         ended = bool(written) and written[-1] in self._tokenizer.eos_ids

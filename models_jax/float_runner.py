@@ -181,7 +181,7 @@ class FloatRunner:
 
     def _advance(self, work: Work, held: Held, cache: Cache, limit: int) -> Progress:
         how: dict[str, Any] = {"config": self.config, "row_block": self._row_block}
-        sampler = self._sampler(work, held)
+        sampler = self._sampler(work)
         if self._drafter:
             numbers = (held.length, limit)
             return self._drafter.advance(work.sequence, self._weights, cache, held.tokens, *numbers, sampler, **how)
@@ -193,13 +193,13 @@ class FloatRunner:
         ended = bool(tokens) and tokens[-1] in self._tokenizer.eos_ids
         return Output(tokens, bool(tokens) and state == self._stops.complete, ended)
 
-    def _sampler(self, work: Work, held: Held) -> Sampler:
+    def _sampler(self, work: Work) -> Sampler:
         assert self._stops is not None and self._stop_table is not None, "a reward model writes nothing"
         return Sampler(
             key=_key(work.key),
             temperature=np.float32(work.temperature),
             stops=self._stop_table,
-            state=np.int32(self._stops.state(held.begun(work))),
+            state=np.int32(self._stops.state(work.begun)),
             top_k=np.int32(work.top_k),
             top_p=np.float32(work.top_p),
             min_p=np.float32(work.min_p),

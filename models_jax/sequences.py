@@ -34,10 +34,6 @@ class Held:
         self.tokens[self.length : self.length + len(tokens)] = tokens
         self.length += len(tokens)
 
-    def begun(self, work: Work) -> np.ndarray:
-        """The tokens of the step that `work` goes on with, once it is open."""
-        return self.tokens[self.length - work.begun : self.length]
-
 
 class Sequences:
     """The sequences of one role by name. All checks come before the first change."""
@@ -131,8 +127,8 @@ class Sequences:
                 raise ValueError(f"position {position} is not in the {length} tokens of {work.sequence!r}")
         if work.max_new < 0:
             raise ValueError(f"max_new is {work.max_new}")
-        if not 0 <= work.begun <= length:
-            raise ValueError(f"begun is {work.begun} of the {length} tokens of {work.sequence!r}")
+        if len(work.begun) > length:
+            raise ValueError(f"{len(work.begun)} tokens are begun of the {length} of {work.sequence!r}")
         if work.max_new and not length:
             raise ValueError(f"nothing to go on from: sequence {work.sequence!r} of role {self._role!r} is empty")
         if length + max(work.max_new > 0, len(work.ask)) > self._context_tokens:

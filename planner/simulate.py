@@ -121,7 +121,8 @@ class SampledBackend(StandInBackend):
         key = (work.role, work.key)
         if key not in self._steps:
             self._steps[key] = self._step(work, held)
-        return self._steps[key][work.begun : work.begun + work.max_new]
+        begun = len(work.begun)
+        return self._steps[key][begun : begun + work.max_new]
 
     def score(self, held: list[int]) -> float:
         """1 or 0."""

@@ -202,9 +202,9 @@ def steps_end_alike_in_chunks(s: Subject) -> None:
             s.run("step", len(s.prompt))
             found = Output()
             while not found.complete and len(found.tokens) < 2 * LENGTH:
-                begun = len(found.tokens)
-                asked = min(chunk, 2 * LENGTH - begun)
-                part = s.run("step", len(s.prompt) + begun, (), asked, begun=begun, **more)
+                begun = found.tokens
+                asked = min(chunk, 2 * LENGTH - len(begun))
+                part = s.run("step", len(s.prompt) + len(begun), (), asked, begun=begun, **more)
                 found = Output(found.tokens + part.tokens, part.complete, part.ended)
             assert found == whole, (key, chunk)
         ended += whole.complete and not whole.ended
@@ -212,7 +212,7 @@ def steps_end_alike_in_chunks(s: Subject) -> None:
             break
     assert ended, "no step ended: the check saw nothing"
     with pytest.raises(ValueError, match="begun"):
-        s.run("step", 1, (), 1, begun=2)
+        s.run("step", 1, (), 1, begun=(1, 1))
     s.backend.rewind(s.name, "step", 0)
 
 

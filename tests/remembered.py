@@ -49,8 +49,7 @@ class Memory:
         """What is written after a text; the real model goes on for up to `left` tokens if that is not known."""
         how = (work.role, work.key, work.temperature, work.top_k, work.top_p, work.min_p)
         if (*how, node) not in self._tokens:
-            begun = work.begun + work.max_new - left
-            output = self._ask(node, replace(work, max_new=left, begun=begun))
+            output = self._ask(node, replace(work, max_new=left))
             at = node
             for number, token in enumerate(output.tokens, 1):
                 last = number == len(output.tokens)
@@ -112,7 +111,8 @@ class Remembered:
         written: list[int] = []
         complete = ended = False
         while len(written) < work.max_new and not (complete or ended):
-            token, complete, ended = self._memory.token(work, held[-1], work.max_new - len(written))
+            here = replace(work, begun=(*work.begun, *written))
+            token, complete, ended = self._memory.token(here, held[-1], work.max_new - len(written))
             written.append(token)
             held.append(self._memory.node(held[-1], token))
         return Output(tuple(written), complete, ended)

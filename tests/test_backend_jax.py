@@ -99,7 +99,7 @@ def test_nothing_compiles_in_a_steady_state(long):
         for length in (1, 2, 8, 9, 31, 32, 33, 70, 129):
             feed = (writer.prompt * 20)[:length]
             writer.run(sequence, 0, feed, 7)
-            writer.run(sequence, length, (), 3, key=3, temperature=0.7, top_k=3, top_p=0.8, begun=1)
+            writer.run(sequence, length, (), 3, key=3, temperature=0.7, top_k=3, top_p=0.8, begun=(1,))
             scorer.run(sequence, 0, feed, score=(length - 1,))
             writer.run(sequence, 0, feed, score=(length - 1,), ask=writer.prompt[:1])
             helped.run(sequence, 0, feed, 5, key=3, temperature=0.7 * (length % 2))

@@ -337,3 +337,18 @@ def test_a_cache_that_does_not_come_is_a_fault_of_the_reader() -> None:
     assert [(e.device, e.what) for e in events if isinstance(e, Faulted)] == [
         ("c", "no cache came where one was asked for")
     ]
+
+
+@pytest.mark.parametrize("step_tokens", [0, 3, 4, 9])
+def test_the_text_of_a_step_comes_with_the_chunk_that_ends_it(step_tokens: int) -> None:
+    backend, text = LetterBackend(), None
+    backend.load("draft", workflow().roles[DRAFT], ".")
+    found = perform(backend, Work("draft", "0", 0, backend.encode("draft", "ab"), 1))
+    while not (found.complete or len(found.tokens) >= 9):
+        assert text is None
+        kept = 2 + len(found.tokens)
+        more = perform(backend, Work("draft", "0", kept, (), 1, begun=found.tokens, step_tokens=step_tokens))
+        found, text = replace(more, tokens=found.tokens + more.tokens), more.text
+        if step_tokens and len(found.tokens) >= step_tokens:
+            break
+    assert text == (backend.decode("draft", found.tokens) if step_tokens else None)

@@ -97,7 +97,7 @@ def test_a_step_depends_on_its_key_alone_not_on_chunks() -> None:
         while True:
             feed = prompt if not tokens else ()
             out = backend.run(
-                Work("draft", "0", len(prompt) + len(tokens) if tokens else 0, feed, chunk, key=key, begun=len(tokens))
+                Work("draft", "0", len(prompt) + len(tokens) if tokens else 0, feed, chunk, key=key, begun=tokens)
             )
             tokens += out.tokens
             if out.complete:

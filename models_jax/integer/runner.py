@@ -64,7 +64,7 @@ class IntegerRunner:
         check_work(self._name, work)
         chosen_by = sampler(work.key, work.temperature, self._stop_table)
         held = self._sequences.open(work)
-        chosen_by = chosen_by._replace(state=np.int32(self._stops.state(held.begun(work))))
+        chosen_by = chosen_by._replace(state=np.int32(self._stops.state(work.begun)))
         return self._write(self._parameters, work, held, chosen_by)
 
     def rewind(self, sequence: str, tokens: int) -> None:

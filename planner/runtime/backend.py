@@ -64,9 +64,12 @@ class Work:
     """Sample from the likeliest tokens that have this share together."""
     min_p: float = 0.0
     """Sample from tokens with at least this share of the likeliest one's probability."""
-    begun: int = 0
-    """So many of the last tokens, `feed` included, belong to the step that is being written. A delimiter may have
-    begun in them."""
+    begun: tuple[int, ...] = ()
+    """The last tokens, `feed` included, that belong to the step that is being written. A delimiter may have begun in
+    them."""
+    step_tokens: int = 0
+    """At so many tokens a step that does not end by itself is over. The text of a step that is over is put out; 0:
+    no text is asked for."""
     copy_of: str = ""
     """The sequence is first made a copy of this one."""
     handed: Handed | None = None
@@ -93,6 +96,8 @@ class Output:
     """Clock cycles that a simulated device would have taken; 0 where nothing is simulated. Nothing decides by it."""
     handed: Handed | None = None
     """What the sequence holds, where that was asked for."""
+    text: str | None = None
+    """The step's, delimiter included, if it is over and its text was asked for."""
 
 
 class Backend(Protocol):
@@ -150,10 +155,15 @@ class Backend(Protocol):
 
 
 def perform(backend: Backend, work: Work) -> Output:
-    """Do a chunk, with what comes before and after it: a copy, what was handed over, what is to be handed over."""
+    """Do a chunk, with what comes before and after it: a copy, a cache handed over or to be handed over, the text."""
     if work.copy_of:
         backend.fork(work.role, work.copy_of, work.sequence)
     if work.handed is not None:
         backend.take_over(work.role, work.sequence, work.handed)
     output = backend.run(work)
-    return replace(output, handed=backend.hand_over(work.role, work.sequence)) if work.hand_over else output
+    if work.hand_over:
+        output = replace(output, handed=backend.hand_over(work.role, work.sequence))
+    step = (*work.begun, *output.tokens)
+    if work.step_tokens and (output.complete or output.ended or len(step) >= work.step_tokens):
+        output = replace(output, text=backend.decode(work.role, step))
+    return output

@@ -184,10 +184,6 @@ class Engine:
         """Token ids of a prompt for a role."""
         return self.workers.encode_prompt(self.plan.placement[role], role, text)
 
-    def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
-        """Text of a role's token ids."""
-        return self.workers.decode(self.plan.placement[role], role, tokens)
-
     def now_us(self) -> int:
         """The time now."""
         return self.workers.now_us()

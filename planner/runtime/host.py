@@ -63,10 +63,6 @@ class Host(Protocol):
         """Token ids of a prompt for a role."""
         ...
 
-    def decode(self, role: RoleName, tokens: tuple[int, ...]) -> str:
-        """Text of a role's token ids."""
-        ...
-
     def now_us(self) -> int:
         """The time now."""
         ...

@@ -76,10 +76,6 @@ class ProcessWorkers:
         """See `Workers`."""
         return self._call(device, CALL_TIMEOUT_S, "encode_prompt", name, text)
 
-    def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
-        """See `Workers`."""
-        return self._call(device, CALL_TIMEOUT_S, "decode", name, tokens)
-
     def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
         """Send the chunk; the delay is the machine's own."""
         now = self.now_us()

@@ -175,7 +175,7 @@ class Session:
             return self._prompt_elsewhere(request)
         last = max((request, *start.also), key=lambda r: r.node.depth)
         stream = self._stream() if request.op is Op.SYNC else None
-        begun = stream.tokens if stream else self._begun(request)
+        begun = tuple(stream.tokens if stream else self._begun(request))
         wanted = [*self._tokens(role, last.node), *begun]
         read = self.caches.read_beside if stream and stream.beside else self.caches.read
         reading = read(role, wanted)
@@ -187,16 +187,17 @@ class Session:
             self.synced.append(request)
         if request.op in (Op.PREFILL, Op.SYNC):
             return Work(**common)
-        sampling = plan.workflow.sampling
+        sampling, limit = plan.workflow.sampling, self._step_limit(request.node)
         return Work(
             **common,
-            max_new=min(plan.chunk_tokens, self._step_limit(request.node) - len(begun)),
+            max_new=min(plan.chunk_tokens, limit - len(begun)),
             key=request.sampling_key(sampling.seed),
             temperature=temperature(plan.workflow, request),
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
-            begun=len(begun),
+            begun=begun,
+            step_tokens=limit,
         )
 
     def _question(self, role: RoleName) -> dict[str, Any]:
@@ -304,20 +305,18 @@ class Session:
             for asked, score in zip(requests, output.scores, strict=True):
                 self.known[asked] = rounded(score)
         elif work.max_new:
-            self._written(request, output)
+            self._written(request, work, output)
             self.caches.append(request.role, work.sequence, output.tokens)
         self.advance()
 
-    def _written(self, request: Request, output: Output) -> None:
-        """Add a chunk to the step that it belongs to; a step that is whole becomes a result."""
-        begun = [*self.partial.get(request, ()), *output.tokens]
-        if not (output.complete or output.ended or len(begun) >= self._step_limit(request.node)):
-            self.partial[request] = begun
+    def _written(self, request: Request, work: Work, output: Output) -> None:
+        """Add a chunk to the step that it belongs to; a step that is over becomes a result."""
+        tokens = (*work.begun, *output.tokens)
+        if output.text is None:
+            self.partial[request] = list(tokens)
             return
-        # If the device fails here nothing has changed, and the chunk is worked out again.
-        text = self.host.decode(request.role, tuple(begun))
-        text, _, _ = text.partition(self.host.problems.delimiter)
-        self.known[request] = Step(text, tuple(begun), request.role, output.ended)
+        text, _, _ = output.text.partition(self.host.problems.delimiter)
+        self.known[request] = Step(text, tokens, request.role, output.ended)
         self.partial.pop(request, None)
 
     def record(self, start: Start, work: Work, done: Done) -> None:

@@ -43,7 +43,7 @@ class Done:
 class Workers(Protocol):
     """All devices of a machine. Only `wait` lets time pass.
 
-    `load`, `encode` and `decode` raise DeviceFault for what is the device's fault, and UserError as the backend did.
+    `load` and `encode` raise DeviceFault for what is the device's fault, and UserError as the backend did.
     """
 
     clock: ClockKind
@@ -65,10 +65,6 @@ class Workers(Protocol):
 
     def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """Token ids of a prompt. A device that is busy answers after its chunk."""
-        ...
-
-    def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
-        """Text of token ids. A device that is busy answers after its chunk."""
         ...
 
     def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
@@ -228,10 +224,6 @@ class VirtualWorkers:
     def encode_prompt(self, device: str, name: RoleName, text: str) -> tuple[int, ...]:
         """See `Workers`."""
         return _told(device, self._backends[device].encode_prompt, name, text)
-
-    def decode(self, device: str, name: RoleName, tokens: tuple[int, ...]) -> str:
-        """See `Workers`."""
-        return _told(device, self._backends[device].decode, name, tokens)
 
     def submit(self, device: str, work: Work, delay_us: int, limit_us: int) -> None:
         """Do the chunk at once and note when it would be over."""
