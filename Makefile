@@ -60,8 +60,9 @@ lint: $(VENV)/.installed-dev ## Style, types and the layers of imports
 	$(BIN)/lint-imports
 
 .PHONY: check
-check: lint ## lint, then all tests, the long suites and those with pynq 4 too
-	$(BIN)/python -m pytest
+# In the order of their names, so that the longest file comes first.
+check: lint ## lint, then all tests, the long suites and those with pynq 4 too: some two hours
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) test-pynq4
 
 .PHONY: bench

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.cost import CostEntry, CostOp, CostTable, Fit, Origin
 from planner.errors import UserError
-from planner.machine import transfer_us
+from planner.machine import Machine, transfer_us
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import report
@@ -75,7 +75,11 @@ def fit_steps(rows: Sequence[StepRow], devices: Mapping[RoleName, str], source: 
 
 
 def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
-    """Costs and statistics of a trace of our own runtime."""
+    """Costs and statistics of a trace of our own runtime.
+
+    Devices that equal one of the trace have its costs. A plan would else look better wherever it has not run, for a
+    profile says less than a run.
+    """
     observed = []
     # What reads and writes nothing, such as a cache that moves, costs nothing by these models.
     worked = [e for e in events if isinstance(e, Chunk) and (e.tokens_in or e.tokens_out)]
@@ -88,7 +92,18 @@ def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
         observed.append(Observed(role, device, us, calls, read, written, context, False))
     if not observed:
         raise UserError("the trace holds no work", where=source, mend="name a trace that `heteroreason run` left")
-    return replace(_table(observed, event_statistics(plan, events), source), dispatch_us=dispatch_us(plan, events))
+    table = _table(observed, event_statistics(plan, events), source)
+    entries = (*table.entries, *_on_equals(table.entries, plan.machine))
+    return replace(table, entries=entries, dispatch_us=dispatch_us(plan, events))
+
+
+def _on_equals(entries: Sequence[CostEntry], machine: Machine) -> Iterator[CostEntry]:
+    """The entries again for the devices that equal theirs."""
+    groups = [[device.name for device in group] for group in machine.equal_devices()]
+    for entry in entries:
+        for other in next((group for group in groups if entry.device in group), ()):
+            if other != entry.device:
+                yield replace(entry, device=other, source=f"{entry.source}, on its equal {entry.device}")
 
 
 def dispatch_us(plan: Plan, events: Sequence[Event]) -> float | None:

@@ -164,7 +164,7 @@ class Machine:
         change answers.
         """
         degree = numerics.tensor_parallel
-        every = [d for group in self._equal_devices() for d in combinations(group, degree)]
+        every = [d for group in self.equal_devices() for d in combinations(group, degree)]
         every += [(d,) for d in self.devices if degree > 1 and len(d.processors) >= degree]
         places = [place_name([d.name for d in chosen], [d.name for d in self.devices]) for chosen in every]
         order = {d.name: i for i, d in enumerate(self.devices)}
@@ -182,7 +182,7 @@ class Machine:
             raise UserError(what, where=where, mend="name one of them in the role's numerics.processor")
         return found
 
-    def _equal_devices(self) -> Iterable[list[Device]]:
+    def equal_devices(self) -> Iterable[list[Device]]:
         """The devices in groups that differ in nothing but name, source and where they are."""
         groups: dict[str, list[Device]] = {}
         for device in self.devices:

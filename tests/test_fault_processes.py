@@ -143,7 +143,7 @@ def every_fault(bench: Bench, op: Op, numbers: tuple[int, ...], faults: tuple[st
 
 
 def test_some_faults_at_an_op(bench: Bench) -> None:
-    every_fault(bench, Op.VERIFY, (1,), ("raises", "scores that are none", "dies"))
+    every_fault(bench, Op.VERIFY, (1,), ("raises", "scores that are none", "dies", "is stopped"))
 
 
 @pytest.mark.slow

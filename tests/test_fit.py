@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planner_cases import LinearCosts, plan_for, workflow
+from planner_cases import DRAFT, PRM, TARGET, LinearCosts, device, machine, plan_for, quick_plan, workflow
 
 from planner.cost import CostEntry, CostOp, CostTable, Origin
 from planner.errors import UserError
@@ -77,11 +77,25 @@ def test_our_own_traces_give_back_the_costs_of_the_clock() -> None:
     events: list = []
     simulate(plan, costs, 60, 3, events.append)
     table = fit_events(plan, events, "a trace")
-    for role, device in plan.placement.items():
-        entry = table.find(role, device, CostOp.DECODE) or table.find(role, device, CostOp.PREFILL)
+    for role, place in plan.placement.items():
+        entry = table.find(role, place, CostOp.DECODE) or table.find(role, place, CostOp.PREFILL)
         assert entry is not None
         priced = costs.decode_us if entry.op is CostOp.DECODE else costs.prefill_us
-        assert entry.us(8, 30) == pytest.approx(priced(role, device, 8, 30), rel=0.1)
+        assert entry.us(8, 30) == pytest.approx(priced(role, place, 8, 30), rel=0.1)
+
+
+def test_devices_that_equal_one_of_the_trace_have_its_costs() -> None:
+    other = machine(device("a"), device("b", active_w=11.0), device("c"), device("d", core=3))
+    plan = quick_plan(workflow(), machine=other, placement={DRAFT: "a", PRM: "a", TARGET: "b"})
+    events: list = []
+    simulate(plan, LinearCosts({(DRAFT, "a"): 3, (TARGET, "b"): 90}), 60, 3, events.append)
+    table = fit_events(plan, events, "a trace")
+    for role, devices in ((DRAFT, "acd"), (PRM, "acd"), (TARGET, "b")):
+        assert {e.device for e in table.entries if e.role is role} == set(devices)
+    drafted = [table.find(DRAFT, d, CostOp.DECODE) for d in "acd"]
+    assert len({e.us(8, 30) for e in drafted if e}) == 1
+    assert [e.source for e in drafted if e] == ["a trace", *["a trace, on its equal a"] * 2]
+    assert {f.device for f in table.fits} == {"a", "b"}, "nothing was seen elsewhere"
 
 
 @pytest.mark.parametrize(("preset", "us", "off"), [("serial", 0, 1), ("serial", 700, 1), ("overlapped", 150, 60)])
