@@ -31,6 +31,8 @@ class Situation:
     """SYNC of the roles that lag behind the step that the target is writing."""
     handed: Set[RoleName] = frozenset()
     """Cold roles whose prompt another device has read."""
+    unfit: Set[Request] = frozenset()
+    """What cannot be done and is not needed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,9 @@ def wanted_work(plan: Plan, situation: Situation) -> Iterator[Start]:
     for role in sorted(away):
         op = Op.TRANSFER if role in situation.handed else Op.PREFILL
         yield Start(Request(op, root, role), 0, speculative=role is not need.role)
-    yield from (start for start in _warm_work(plan, situation, root) if start.request.role not in away)
+    for start in _warm_work(plan, situation, root):
+        if start.request.role not in away and start.request not in situation.unfit - {need}:
+            yield start
 
 
 def _warm_work(plan: Plan, situation: Situation, root: Node) -> Iterator[Start]:

@@ -185,6 +185,8 @@ class PolicyState:
         """Texts that the target wrote, by the key of the place."""
         self.backtracks = 0
         self.decisions: list[Decision] = []
+        self.first_end: Node | None = None
+        """Where the first of several runs ended."""
 
 
 def reason(
@@ -206,6 +208,7 @@ def reason(
         state.place = root if number == 0 else Node(None, None, f"{root.label}/{number}")
         state.backtracks = 0
         outcomes.append((yield from _run(state, answer_of, on_decision)))
+        state.first_end = state.first_end or state.place
     return replace(_elected(outcomes), decisions=tuple(state.decisions))
 
 

@@ -127,7 +127,7 @@ def report(plan: Plan, events: Sequence[Event]) -> Report:
     head = next(e for e in events if isinstance(e, RunStarted))
     starts = [e for e in events if isinstance(e, ProblemStarted)]
     ends = [e for e in events if isinstance(e, ProblemEnded)]
-    turns = [e for e in events if isinstance(e, Decided)]
+    turns = [e for e in events if isinstance(e, Decided) and not e.resumed]
     arrived = {s.problem: s.arrived_us for s in starts}
     took = [e.at_us - arrived[e.problem] for e in ends]
     span = _span_us(events)
@@ -205,11 +205,12 @@ def _span_us(events: Sequence[Event]) -> int:
 def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span_us: int) -> tuple[DeviceUse, ...]:
     used = {(e.problem, name) for e in ends for name in e.used}
     rows = []
-    moves = [tuple(e.placement.values()) for e in events if isinstance(e, Replanned)]
+    moves = [(*e.placement.values(), *e.prefill_on.values()) for e in events if isinstance(e, Replanned)]
     for name in dict.fromkeys(name for places in (plan.places, *moves) for name in places):
         chunks = [e for e in events if isinstance(e, Chunk) and e.device == name]
-        busy = sum(c.end_us - c.start_us for c in chunks)
-        lost = sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
+        failed = sum(e.busy_us for e in events if isinstance(e, Faulted) and e.device == name)
+        busy = failed + sum(c.end_us - c.start_us for c in chunks)
+        lost = failed + sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
         device = plan.machine.device(name)
         idle = idle_mj(device, max(0, span_us - busy))
         share = busy / span_us if span_us else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,8 @@ class Decided:
     """The step as people read it."""
     scores: dict[str, float]
     went_back: int
+    resumed: bool = False
+    """Taken again by what the journal of an earlier run holds, in no time."""
     kind: str = "decision"
 
 
@@ -111,7 +113,7 @@ class ProblemEnded:
     path: tuple[str, ...] = ()
     """Those of them that wrote the committed steps."""
     error: str = ""
-    """Why it could not be run at all."""
+    """Why it could not be run, or not to its end."""
     kind: str = "end"
 
 
@@ -130,6 +132,8 @@ class Faulted:
     """For which problem it worked; empty if for none."""
     request: str = ""
     """What it worked on."""
+    busy_us: int = 0
+    """How long it was at that."""
     kind: str = "fault"
 
 
@@ -144,6 +148,8 @@ class Replanned:
     plan_name: str
     placement: dict[str, str]
     """Role -> device."""
+    prefill_on: dict[str, str] = field(default_factory=dict)
+    """Role -> device that reads its prompt, where that is another one."""
     kind: str = "replan"
 
 

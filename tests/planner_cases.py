@@ -345,7 +345,7 @@ class LetterBackend:
     log: list[Work] = field(default_factory=list)
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
-        return ModelInfo("00", str(self.vocabularies[RoleName(name)]), 0, 0, self.context_tokens)
+        return ModelInfo("00", str(self.vocabularies[RoleName(name)]), 0, 1, self.context_tokens)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         words = sorted(self.vocabularies[RoleName(name)], key=len, reverse=True)

@@ -13,7 +13,7 @@ from functools import cache
 from random import Random
 
 from planner.errors import UserError
-from planner.runtime.backend import Backend, ModelInfo, Output, Work
+from planner.runtime.backend import Backend, Handed, ModelInfo, Output, Work
 from planner.runtime.faults import DeviceFault, Fault, FaultKind
 from planner.workflow import Role
 
@@ -44,6 +44,10 @@ class Memory:
         found = self._next.setdefault((after, token), len(self._next) + 1)
         self._path.setdefault(found, (after, token))
         return found
+
+    def last(self, node: int) -> int:
+        """The last token of a text."""
+        return self._path[node][1]
 
     def token(self, work: Work, node: int, left: int) -> Token:
         """What is written after a text; the real model goes on for up to `left` tokens if that is not known."""
@@ -122,6 +126,16 @@ class Remembered:
 
     def fork(self, name: str, sequence: str, new_sequence: str) -> None:
         self._held[name, new_sequence] = list(self._held[name, sequence])
+
+    def hand_over(self, name: str, sequence: str) -> Handed:
+        """The tokens: keys and values stay with the real model."""
+        held = self._held[name, sequence]
+        return Handed(tuple(self._memory.last(node) for node in held), b"")
+
+    def take_over(self, name: str, sequence: str, handed: Handed) -> None:
+        self._held[name, sequence] = held = []
+        for token in handed.tokens:
+            held.append(self._memory.node(held[-1] if held else 0, token))
 
     def close(self) -> None:
         self._held.clear()

@@ -24,11 +24,11 @@ from planner import batch
 from planner.graph import Op
 from planner.machine import Machine
 from planner.plan import Plan
-from planner.runtime import process
+from planner.runtime import child
+from planner.runtime.child import limit, start_unheard
 from planner.runtime.engine import Engine, Load
 from planner.runtime.faults import DeviceFault
-from planner.runtime.process import _limit
-from planner.runtime.worker import Patience, start_unheard
+from planner.runtime.worker import Patience
 from planner.trace import Event, Faulted, Replanned
 from planner.workflow import Budget, Sampling, Workflow
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="re
 
 ROOT = Path(__file__).parents[1]
 QUESTIONS = ("a", "bc", "cab", "cc", "ba", "ac", "b", "ca", "abc", "bb")
-OPS = [Op.PREFILL, Op.DRAFT, Op.VERIFY, Op.REFINE, Op.BACKTRACK, Op.SYNC]
+OPS = list(Op)
 FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), sampling=Sampling(1.0, 0))
 PLAN = quick_plan(
     FLOW,
@@ -48,6 +48,7 @@ PLAN = quick_plan(
     early_next=True,
     shadow_sync=True,
     batch_verify=True,
+    prefill_on={DRAFT: "c"},
     chunk_tokens=3,
 )
 """Runs everything ahead that it can."""
@@ -59,7 +60,8 @@ def on_what_is_left(left: Machine, flow: Workflow) -> Plan:
     if left == THREE:
         return PLAN
     names = cycle([d.name for d in left.devices])
-    return replace(PLAN, name="again", machine=left, workflow=flow, placement={r: next(names) for r in PLAN.roles})
+    placement = {r: next(names) for r in PLAN.roles}
+    return replace(PLAN, name="again", machine=left, workflow=flow, placement=placement, prefill_on={})
 
 
 class Bench:
@@ -88,7 +90,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bench(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(process, "PIPE_TIMEOUT_S", 1)
+    monkeypatch.setattr(child, "PIPE_TIMEOUT_S", 1)
     before = children()
     bench = Bench(folder)
     with closing(bench.workers):
@@ -155,7 +157,7 @@ def test_every_fault_at_every_op(op: Op, bench: Bench) -> None:
 
 UNHEARD = """
 import multiprocessing, os, signal
-from planner.runtime.worker import start_unheard
+from planner.runtime.child import start_unheard
 
 
 def child():
@@ -209,7 +211,7 @@ def test_a_process_that_stops_is_no_hang_for_a_message_of_any_length(bench: Benc
         bench.workers.encode("a", DRAFT, "a" * 10_000_000)
     bench.workers.drop("a")
     ours, theirs = multiprocessing.Pipe()
-    _limit(ours)
+    limit(ours)
     os.write(theirs.fileno(), struct.pack("!i", 1000) + b"the rest never comes")
     bench.workers._processes["a"] = (worker, ours)
     with pytest.raises(DeviceFault, match="hung: a message to or from it was not over"):

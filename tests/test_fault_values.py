@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner_cases import THREE, LinearCosts
 
-from planner.runtime.backend import Output, Work
+from planner.runtime.backend import Handed, Output, Work
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of, with_device, without, wrong_output
 from planner.runtime.worker import Patience, modelled
 
@@ -17,12 +17,27 @@ def test_what_an_output_may_be() -> None:
         Work("draft", "0", 0, (1,)),
         Work("prm", "0", 0, (1,), score=(0,)),
     )
-    assert wrong_output(write, Output((0, 1, 2, 3))) is None and wrong_output(write, Output((0,))) is None
-    assert wrong_output(read, Output()) is None
-    assert wrong_output(score, Output(scores=(0.0,))) is None and wrong_output(score, Output(scores=(1.0,))) is None
+    assert wrong_output(write, Output((0, 1, 2, 3)), 8) is None and wrong_output(write, Output((0,)), 8) is None
+    assert wrong_output(read, Output(), 8) is None
+    assert (
+        wrong_output(score, Output(scores=(0.0,)), 8) is None and wrong_output(score, Output(scores=(1.0,)), 8) is None
+    )
     for work in (write, read, score):
         for output in (Output((0,) * 5), Output(scores=(0.5, 0.5)), Output((0,), scores=(0.5,))):
-            assert wrong_output(work, output) is not None
+            assert wrong_output(work, output, 8) is not None
+
+
+def test_a_cache_on_its_way_is_that_of_what_was_read() -> None:
+    work = Work("draft", "0", 0, (4, 5, 6), hand_over=True)
+    assert wrong_output(work, Output(handed=Handed((4, 5, 6), b"8 bytes." * 3)), 8) is None
+    for handed in (
+        None,
+        Handed((4, 5), b"8 bytes." * 2),
+        Handed((4, 5, 6), b"8 bytes." * 2),
+        Handed((4, 5, 7), b"8 bytes." * 3),
+    ):
+        found = wrong_output(work, Output(handed=handed), 8)
+        assert found is not None and found.kind is FaultKind.BAD_OUTPUT
 
 
 def test_exceptions_are_faults() -> None:

@@ -24,7 +24,7 @@ from planner.runtime.engine import Engine, Load
 from planner.runtime.session import Solved
 from planner.runtime.worker import Shelf, VirtualWorkers, modelled
 from planner.trace import Event, Faulted, ProblemEnded
-from planner.workflow import Sampling, Workflow
+from planner.workflow import RoleName, Sampling, Workflow
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PLANS = (
@@ -45,9 +45,20 @@ SWITCHES: dict[str, Callable[[Plan], Plan]] = {
     "batch_verify": lambda p: replace(p, batch_verify=not p.batch_verify),
     "alternatives": lambda p: replace(p, alternatives=not p.alternatives),
     "shadow_sync": lambda p: replace(p, shadow_sync=not p.shadow_sync),
+    "sync_ahead": lambda p: replace(p, shadow_sync=True, sync_ahead=not p.sync_ahead),
+    "disaggregate_prefill": lambda p: replace(p, prefill_on={} if p.prefill_on else elsewhere(p, p.machine)),
     "chunks of one token": lambda p: replace(p, chunk_tokens=1),
 }
 """A plan with one pass switched: on if it was off, off if it was on."""
+
+
+def elsewhere(plan: Plan, machine: Machine) -> dict[RoleName, str]:
+    """Another device for the prompt of each role that writes, where there is one."""
+    found = {}
+    for role in (r for r in plan.roles if r is not RoleName.PRM):
+        places = [d.name for d in machine.candidates(plan.workflow.roles[role].numerics)]
+        found |= {role: place for place in places if place != plan.placement[role]}
+    return found
 
 
 def switched(plan: Plan, switch: str) -> Plan:
@@ -96,7 +107,8 @@ def on_what_is_left(plan: Plan) -> Callable[[Machine, Workflow], Plan]:
         places = [[d.name for d in left.candidates(flow.roles[r].numerics)] for r in plan.roles]
         placement = {r: names[n % len(names)] for n, (r, names) in enumerate(zip(plan.roles, places, strict=True))}
         order = {d.name: EVERYTHING for d in left.devices}
-        return replace(plan, name="again", machine=left, placement=placement, priorities=order)
+        moved = replace(plan, name="again", machine=left, placement=placement, priorities=order)
+        return replace(moved, prefill_on=elsewhere(moved, left) if plan.prefill_on else {})
 
     return again
 

@@ -123,11 +123,6 @@ def unread_at_commits(events: Sequence[Event]) -> list[int]:
     return found
 
 
-def swaps(events: Sequence[Event]) -> int:
-    """How often a shadow took over: a draft goes on from what SYNC has read while the main cache held other steps."""
-    return sum(isinstance(e, Chunk) and e.op == Op.SYNC and e.speculative and e.role == DRAFT for e in events)
-
-
 SLOW_TARGET = LinearCosts({(TARGET, d): 50 for d in "abc"}, otherwise_us=5)
 
 
@@ -153,7 +148,7 @@ def test_the_shadow_reads_before_the_verdict_and_leaves_the_main_cache_alone() -
 
     slow_prm = LinearCosts({(PRM, "b"): 90, (TARGET, "c"): 12}, otherwise_us=5)
     plan = streaming(FLOW, draft_ahead=2)
-    _, events = run_letters(plan, ["abc"[n % 3] * (n + 1) for n in range(12)], make, slow_prm)
+    run_letters(plan, ["abc"[n % 3] * (n + 1) for n in range(12)], make, slow_prm)
     log = made[0].log
     copies = [work for work in log if work.copy_of]
     assert copies and all(work.sequence != work.copy_of for work in copies)
@@ -163,7 +158,6 @@ def test_the_shadow_reads_before_the_verdict_and_leaves_the_main_cache_alone() -
     assert sum(not b.feed for b in beside) > 3
     # Both names are main at some time: caches swap.
     assert {work.sequence for work in log if work.max_new} == {"0", "0.shadow"}
-    assert swaps(events)
 
 
 def test_what_the_shadow_read_in_vain_is_waste() -> None:
@@ -213,6 +207,13 @@ def test_the_transfer_takes_the_time_of_the_link() -> None:
         def load(self, name, role, delimiter):
             return replace(super().load(name, role, delimiter), kv_bytes_per_token=1000)
 
+        def hand_over(self, name, sequence):
+            handed = super().hand_over(name, sequence)
+            return replace(handed, rows=bytes(handed.rows) * 1000)
+
+        def take_over(self, name, sequence, handed):
+            super().take_over(name, sequence, replace(handed, rows=handed.rows[: len(handed.tokens)]))
+
     plan = streaming(FLOW, prefill_on={DRAFT: "c"})
     link = plan.machine.links[0]
     _, events = run_letters(plan, ("abcab",), Weighty)
@@ -261,7 +262,8 @@ def test_the_trace_of_a_run_in_processes_shows_both(three: Machine) -> None:
     assert committed(found) == committed(run_letters(plan, questions)[0])
     unread = unread_at_commits(events)
     assert len(unread) > 3 and max(unread) <= CHUNK
-    assert swaps(events)
+    synced = [e for e in events if isinstance(e, Chunk) and e.op == Op.SYNC and e.role == DRAFT]
+    assert sum(e.tokens_in for e in synced) > sum(unread), "the commits left nothing to read, for it was read before"
     no_prompt_on(events, "a", "c", [len(q) + 1 for q in questions])
 
 

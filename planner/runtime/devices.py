@@ -38,6 +38,8 @@ class Devices:
         """All devices, and those that are there."""
         self._loaded: set[tuple[RoleName, str]] = set()
         """Which role's model is in the memory of which device."""
+        self._asked: set[tuple[RoleName, str]] = set()
+        """And which may be, since one of several devices did not load what all were asked to."""
         self._used: set[str] = set()
         """Devices, or sets of them, whose workers have been started."""
         self._processors = {role: plan.machine.device(device).kind_of_processor for role, device in _floats(plan)}
@@ -56,10 +58,9 @@ class Devices:
         return self._machine
 
     def propose(self, plan: Plan, why: str) -> None:
-        """Go on by this plan, unless one is due that a change of devices asks for."""
+        """Go on by this plan: what was asked for last counts."""
         self._check(plan)
-        if not self.due:
-            self._next, self._why = plan, why
+        self._next, self._why = plan, why
 
     def lose(self, place: str, fault: Fault) -> None:
         """A device, or a set of devices that compute as one, has failed for good: its worker is ended at once."""
@@ -93,9 +94,10 @@ class Devices:
             self._used -= gone
             try:
                 # What moves away goes first: its memory may be wanted.
-                for role, place in sorted(self._loaded - _wanted(plan)):
+                for role, place in sorted((self._loaded | self._asked) - _wanted(plan)):
                     self._workers.unload(place, role)
-                    self._loaded.remove((role, place))
+                    self._loaded.discard((role, place))
+                    self._asked.discard((role, place))
                 loaded = [*self._load(plan, plan.placement), *self._load(plan, plan.prefill_on)]
             except DeviceFault as failed:
                 if not self.models and isinstance(failed.fault.error, UserError):
@@ -112,8 +114,10 @@ class Devices:
         missing = {role: place for role, place in places.items() if (role, place) in _wanted(plan) - self._loaded}
         self._used |= set(missing.values())
         placed = {role: (place, plan.workflow.roles[role]) for role, place in missing.items()}
+        self._asked |= set(missing.items())
         self.models |= self._workers.load(placed, self._delimiter)
         self._loaded |= set(missing.items())
+        self._asked -= self._loaded
         return list(missing)
 
     def _is_there(self, place: str) -> bool:
@@ -123,9 +127,12 @@ class Devices:
         if not self._is_there(device):
             return
         self._machine = without(self._machine, device)
-        planned = (self._next or self.plan).places
-        if not all(self._is_there(place) for place in (*(place for _, place in self._loaded), *planned)):
-            self._loaded = {(role, place) for role, place in self._loaded if self._is_there(place)}
+        loaded = self._loaded
+        self._loaded = {(role, place) for role, place in loaded if self._is_there(place)}
+        self._asked = {(role, place) for role, place in self._asked if self._is_there(place)}
+        if self._next is not None and all(self._is_there(place) for place in self._next.places):
+            return  # the plan that is due does without it
+        if self._loaded != loaded or not all(self._is_there(place) for place in self.plan.places):
             self._next, self._why = None, why
 
     def _made(self, why: str) -> Plan:
@@ -134,8 +141,10 @@ class Devices:
         if homeless:
             raise self._over(why, f"no other device can take role {' and '.join(homeless)}")
         if self._replan is None:
+            if all(self._is_there(place) for place in self.plan.places):
+                return self.plan  # what was gone is there again
             here = replace(self.plan, prefill_on={})  # a prompt can be read where the role is
-            roles = sorted({role for role, _ in _wanted(here) - self._loaded})
+            roles = sorted({role for role, place in _wanted(here) if not self._is_there(place)})
             if not roles:
                 return here
             raise self._over(why, f"there is nobody to plan anew for role {' and '.join(roles)}")

@@ -7,7 +7,7 @@ again there, or the device is taken out and the run goes on by a plan without it
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from planner.dispatch import Start, dispatch
 from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
-from planner.policy import Node, Outcome, Status
+from planner.policy import Node, Outcome, Request, Status
 from planner.problems.base import Problem, ProblemSet, label_of
 from planner.runtime.backend import ModelInfo, Work
 from planner.runtime.devices import Devices, Replan
@@ -103,6 +103,9 @@ class Engine:
         self._seen: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
         """How often in a row each device has failed."""
+        self._again: defaultdict[str, Counter[tuple[str, Request | None]]] = defaultdict(Counter)
+        """How often in a row a device has failed at the same request of a problem, or at its text. Another that it
+        does well in between, such as reading what it has forgotten, is no progress."""
         self._devices = Devices(plan, workers, problems.delimiter, replan)
         self.sink(RunStarted(plan.hash, plan.name, workers.clock))
         self._border(first=True)
@@ -139,6 +142,7 @@ class Engine:
             # Whoever takes no more results gives the rest up. Chunks that still run for it end as nobody's.
             self._sessions.clear()
             self._ended.clear()
+            self._again.clear()
 
     def _solve(self, waiting: Waiting, load: Load) -> Iterator[Solved]:
         slots = [str(n) for n in reversed(range(load.concurrency))]
@@ -147,7 +151,8 @@ class Engine:
                 self._border()
                 self._admit(waiting, slots, load.deadline_us)
                 self._dispatch()
-                self._commit(_next_event(waiting if slots else deque(), self._sessions.values()))
+                to_come = waiting if slots and not self._devices.due else deque()
+                self._commit(_next_event(to_come, self._sessions.values()))
             except DeviceFault as failed:
                 # A tokenizer's device: nothing was committed of what it was asked for.
                 self._failed(failed.device, failed.fault, None)
@@ -205,24 +210,40 @@ class Engine:
                 except UserError as error:
                     self._refuse(problem, label, arrived, error)
                 except DeviceFault as failed:
-                    if failed.fault.kind in LAST or self._failures[failed.device] < RETRIES:
+                    at = failed.device, None
+                    self._again[label][at] += 1
+                    last = failed.fault.kind in LAST
+                    if last or self._again[label][at] <= RETRIES or not self._reads(failed.device):
                         raise
-                    # Time and again with this text: it is the text's fault, not the device's.
-                    del self._failures[failed.device]
+                    # Time and again with this text, and with no other: it is the text's fault, not the device's.
+                    self._failures.pop(failed.device, None)
                     mend = "write the problem otherwise"
                     where = f"problem {label}"
                     self._refuse(problem, label, arrived, UserError(failed.fault.what, where=where, mend=mend))
             # Only now: if the device of a tokenizer fails, the problem is the next one again.
             waiting.popleft()
             self._seen[problem.key] = times
+            self._again.pop(label, None)
             if session is not None:
                 self._sessions[label] = session
                 slots.pop()
                 session.begin()
 
+    def _reads(self, device: str) -> bool:
+        """Whether a device can make tokens of the shortest text."""
+        try:
+            for role in (role for role, place in self.plan.placement.items() if place == device):
+                self.encode_prompt(role, self.problems.delimiter)
+                self.encode(role, self.problems.delimiter)
+        except DeviceFault:
+            return False
+        except UserError:
+            pass  # it has looked at it
+        return True
+
     def _border(self, first: bool = False) -> None:
         """Where no chunk is running, go on by another plan if there is one to go on by."""
-        if self._watch is not None and not first:
+        if self._watch is not None and not first and not self._devices.due:
             proposal = self._watch.proposal(self.plan, self._devices.machine)
             with suppress(UserError):  # devices may have come and gone since it was made
                 if proposal is not None:
@@ -237,20 +258,32 @@ class Engine:
                 session.forget(change.moved)
             if change.why:
                 plan, placement = self.plan, {str(r): d for r, d in self.plan.placement.items()}
-                self.sink(Replanned(self.now_us(), change.why, plan.hash, plan.name, placement))
+                prefill_on = {str(r): d for r, d in plan.prefill_on.items()}
+                self.sink(Replanned(self.now_us(), change.why, plan.hash, plan.name, placement, prefill_on))
 
     def _dispatch(self) -> None:
         """Start work on the devices that are free, by the plan; none if another plan is due."""
-        if self._devices.due:
-            return
+        while not self._devices.due and not all(self._start(device, s) for device, s in self._starts().items()):
+            pass  # what cannot be written in a role's tokens leaves its device to something else
+
+    def _starts(self) -> dict[str, Start]:
+        """What each device that is free starts."""
         situations = {s.label: s.situation() for s in self._sessions.values() if s.outcome is None}
         busy = {member for device in self._running for member in self.plan.machine.members(device)}
         every = {member for place in self.plan.places for member in self.plan.machine.members(place)}
-        for device, start in dispatch(self.plan, situations, every - busy).items():
-            session = self._sessions[start.problem]
+        return dispatch(self.plan, situations, every - busy)
+
+    def _start(self, device: str, start: Start) -> bool:
+        """Start work on a free device, unless it cannot be written in its role's tokens."""
+        session = self._sessions[start.problem]
+        try:
             work = session.work(start)
-            self._running[device] = _Running(session, start, work)
-            self.workers.submit(device, work, session.delay_us(device, start), self._patience.limit_us(device, work))
+        except UserError as error:
+            session.cannot(start, error)
+            return False
+        self._running[device] = _Running(session, start, work)
+        self.workers.submit(device, work, session.delay_us(device, start), self._patience.limit_us(device, work))
+        return True
 
     def _commit(self, until_us: int | None) -> None:
         """Wait for the next chunk, take it in, and end what is out of time."""
@@ -265,21 +298,28 @@ class Engine:
 
     def _take(self, done: Done, running: _Running) -> None:
         """Commit what a chunk gave, or do what its fault asks for."""
-        fault = done.fault or wrong_output(running.work, done.output)
+        kv_bytes = self.models[running.start.request.role].kv_bytes_per_token
+        fault = done.fault or wrong_output(running.work, done.output, kv_bytes)
         if fault is not None:
-            self._failed(done.device, fault, running)
+            self._failed(done.device, fault, running, done.end_us - done.start_us)
             return
         self._failures.pop(done.device, None)
+        self._again[running.session.label].pop((done.device, running.start.request), None)
         running.session.record(running.start, running.work, done)
         given_up = self._sessions.get(running.session.label) is not running.session
         if running.session.outcome is None and not given_up:
             running.session.commit(running.start, running.work, done.output)
 
-    def _failed(self, device: str, fault: Fault, running: _Running | None) -> None:
+    def _failed(self, device: str, fault: Fault, running: _Running | None, busy_us: int = 0) -> None:
         """Have the work done again on the device, or take the device out."""
         self._failures[device] += 1
-        lost = fault.kind in LAST or self._failures[device] > RETRIES
-        self._note_fault(device, fault, running, lost)
+        times = self._failures[device]
+        if running is not None:
+            again, at = self._again[running.session.label], (device, running.start.request)
+            again[at] += 1
+            times = max(times, again[at])
+        lost = fault.kind in LAST or times > RETRIES
+        self._note_fault(device, fault, running, lost, busy_us)
         if running is not None:
             running.session.forget([running.start.request.role])
         if lost:
@@ -292,6 +332,7 @@ class Engine:
         for session in [s for s in self._sessions.values() if s.outcome is not None and s.label not in busy]:
             del self._sessions[session.label]
             slots.append(session.slot)
+            self._again.pop(session.label, None)
             self._ended.append(session.close())
 
     def _refuse(self, problem: Problem, label: str, arrived_us: int, error: UserError) -> None:
@@ -304,9 +345,9 @@ class Engine:
         self.sink(ProblemEnded(label, self.now_us(), Status.ERROR, None, False, (), (), error=str(error)))
         self._ended.append(solved)
 
-    def _note_fault(self, device: str, fault: Fault, running: _Running | None, lost: bool) -> None:
+    def _note_fault(self, device: str, fault: Fault, running: _Running | None, lost: bool, busy_us: int = 0) -> None:
         label, request = (running.session.label, running.start.request.name) if running else ("", "")
-        self.sink(Faulted(self.now_us(), device, fault.kind.value, fault.what, lost, label, request))
+        self.sink(Faulted(self.now_us(), device, fault.kind.value, fault.what, lost, label, request, busy_us))
 
 
 def _arrivals(problems: Iterable[Problem], load: Load, now_us: int) -> Waiting:

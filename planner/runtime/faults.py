@@ -17,7 +17,7 @@ class FaultKind(StrEnum):
     """The backend raised an exception."""
     MEMORY = "out of memory"
     BAD_OUTPUT = "bad output"
-    """No tokens, too many of them, a score that is no probability, or the wrong number of scores."""
+    """No tokens, too many of them, a score that is no probability, the wrong number of scores, or half a cache."""
     HUNG = "hung"
     """No answer within the time that the chunk, the load or the call may take."""
     DIED = "died"
@@ -62,8 +62,11 @@ def fault_of(error: Exception) -> Fault:
     return Fault(FaultKind.MEMORY if memory else FaultKind.RAISED, what, error)
 
 
-def wrong_output(work: Work, output: Output) -> Fault | None:
-    """What is wrong with a chunk's output; None if it is one that the chunk may have."""
+def wrong_output(work: Work, output: Output, kv_bytes: int) -> Fault | None:
+    """What is wrong with a chunk's output; None if it is one that the chunk may have.
+
+    `kv_bytes` is what a token takes in the cache of the role.
+    """
     tokens, scores = output.tokens, output.scores
     if not (len(tokens) <= work.max_new and (tokens or not work.max_new)):
         asked = f"1 to {work.max_new}" if work.max_new else "none"
@@ -72,6 +75,11 @@ def wrong_output(work: Work, output: Output) -> Fault | None:
         return Fault(FaultKind.BAD_OUTPUT, f"{tokens} are no token ids")
     if work.hand_over and output.handed is None:
         return Fault(FaultKind.BAD_OUTPUT, "no cache came where one was asked for")
+    if output.handed is not None and (
+        output.handed.tokens[work.keep :] != (*work.feed, *tokens)
+        or len(output.handed.rows) not in (0, kv_bytes * len(output.handed.tokens))  # stand-ins hand over none
+    ):
+        return Fault(FaultKind.BAD_OUTPUT, "the cache that came is not that of the tokens that were read")
     if len(scores) != len(work.score):
         return Fault(FaultKind.BAD_OUTPUT, f"{len(scores)} scores came where {len(work.score)} were asked for")
     if not all(0.0 <= score <= 1.0 for score in scores):

@@ -83,4 +83,4 @@ class Solved:
     label: str = ""
     """Its name in trace and journal."""
     error: UserError | None = None
-    """Why it could not be run at all; its status is `error` then."""
+    """Why it could not be run, or not to its end; its status is `error` then."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
-import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,9 +15,10 @@ from typing import Any
 
 from planner.errors import UserError
 from planner.machine import Device, DeviceKind, Machine
+from planner.runtime import child
 from planner.runtime.backend import ModelInfo, Output, Work, perform
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of
-from planner.runtime.worker import Done, make_backend, start_unheard
+from planner.runtime.worker import Done, make_backend
 from planner.trace import ClockKind
 from planner.workflow import Role, RoleName
 
@@ -28,8 +26,6 @@ LOAD_TIMEOUT_S = 300.0
 """Longest wait for a model to be loaded and compiled."""
 CALL_TIMEOUT_S = 60.0
 """Longest wait for a tokenizer."""
-PIPE_TIMEOUT_S = 60
-"""Longest wait, in whole seconds, for a process to take the rest of a message, or to send it."""
 CLOSE_TIMEOUT_S = 5.0
 """Longest wait for a process to end by itself before it is killed."""
 
@@ -193,7 +189,8 @@ class ProcessWorkers:
 
 
 def _stuck(device: str) -> DeviceFault:
-    return DeviceFault(Fault(FaultKind.HUNG, f"a message to or from it was not over after {PIPE_TIMEOUT_S} s"), device)
+    what = f"a message to or from it was not over after {child.PIPE_TIMEOUT_S} s"
+    return DeviceFault(Fault(FaultKind.HUNG, what), device)
 
 
 @contextmanager
@@ -210,19 +207,10 @@ def _start(device: Device) -> tuple[BaseProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, device), name=f"heteroreason-{device.name}", daemon=True)
-    start_unheard(process)
+    child.start_unheard(process)
     theirs.close()
-    _limit(ours)
+    child.limit(ours)
     return process, ours
-
-
-def _limit(connection: Connection) -> None:
-    """Have a message fail that the other side has no room for, or stops in the middle of, as a stopped process does."""
-    if sys.platform == "win32":
-        return
-    with socket.socket(fileno=os.dup(connection.fileno())) as end:
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PIPE_TIMEOUT_S, 0))
 
 
 def _serve(connection: Connection, device: Device) -> None:

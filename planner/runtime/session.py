@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,7 +69,14 @@ class Session:
     """SYNC that ran: it counted if the policy asked for the step that it read."""
     writers: dict[str, Request] = field(default_factory=dict)
     """Key of a committed place -> the request that wrote the step there."""
+    resumed: bool = False
+    """Whether the policy's last result is one that an earlier run was given."""
+    unfit: set[Request] = field(default_factory=set)
+    """What runs ahead and cannot be written in its role's tokens."""
+    texts: dict[tuple[RoleName, Step], tuple[int, ...]] = field(default_factory=dict)
+    """Steps in the tokens of roles that have others than their writer."""
     outcome: Outcome | None = None
+    error: UserError | None = None
     end_us: int = 0
 
     def __post_init__(self) -> None:
@@ -113,13 +121,25 @@ class Session:
     def expire(self, now_us: int) -> None:
         """End with what is committed if the deadline is over."""
         if self.outcome is None and self.deadline_us is not None and now_us >= self.deadline_us:
-            decisions = tuple(self.memory.decisions)
-            self.outcome, self.end_us = Outcome(Status.DEADLINE, None, self.base, decisions), now_us
+            # Of several runs the first: which of them would have been elected is not known.
+            self._end(Status.DEADLINE, self.memory.first_end or self.base, now_us)
+
+    def cannot(self, start: Start, error: UserError) -> None:
+        """Work cannot be written in its role's tokens: what runs ahead is left, what the policy waits for ends it."""
+        ahead = {request for request in (start.request, *start.also) if request != self.need}
+        self.unfit |= ahead
+        if not ahead:
+            self.error = error
+            self._end(Status.ERROR, self.base, self.host.now_us())
+
+    def _end(self, status: Status, node: Node, now_us: int) -> None:
+        self.outcome, self.end_us = Outcome(status, None, node, tuple(self.memory.decisions)), now_us
 
     def _noted(self, request: Request) -> Result:
         """A result that the policy goes on with, once it is in the journal."""
         result, name = self.known[request], request.name
-        if self.recorded.pop(name, None) is None and self.host.journal is not None:
+        self.resumed = self.recorded.pop(name, None) is not None
+        if not self.resumed and self.host.journal is not None:
             self.host.journal.result(self.label, name, result)
         return result
 
@@ -148,6 +168,7 @@ class Session:
                 self.host.problems.readable(step.text),
                 dict(decision.scores),
                 decision.went_back,
+                self.resumed,
             )
         )
 
@@ -165,10 +186,14 @@ class Session:
             fallback(self.memory, self.base) if plan.alternatives else None,
             tuple(self._streams()) if plan.shadow_sync else (),
             frozenset(self.handed),
+            frozenset(self.unfit),
         )
 
     def work(self, start: Start) -> Work:
-        """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens."""
+        """The next chunk of a request: what the cache lacks, then up to a chunk of new tokens.
+
+        Raises UserError or DeviceFault where a text has to be read for it, before anything is noted.
+        """
         plan, request = self.host.plan, start.request
         role = request.role
         if role in plan.prefill_on and request.op in (Op.PREFILL, Op.TRANSFER):
@@ -177,12 +202,14 @@ class Session:
         stream = self._stream() if request.op is Op.SYNC else None
         begun = tuple(stream.tokens if stream else self._begun(request))
         wanted = [*self._tokens(role, last.node), *begun]
+        scored = (request, *start.also) if request.op is Op.VERIFY else ()
+        ends = tuple(len(self._tokens(role, r.node)) - 1 for r in scored)
+        # From here on nothing may fail: what is read is noted as read.
         read = self.caches.read_beside if stream and stream.beside else self.caches.read
         reading = read(role, wanted)
         common = {"role": role.value, "label": request.name, **vars(reading)}
         if request.op is Op.VERIFY:
-            ends = (len(self._tokens(role, r.node)) - 1 for r in (request, *start.also))
-            return Work(**common, score=tuple(ends), **self._question(role))
+            return Work(**common, score=ends, **self._question(role))
         if request.op is Op.SYNC:
             self.synced.append(request)
         if request.op in (Op.PREFILL, Op.SYNC):
@@ -251,8 +278,9 @@ class Session:
             same = role in models and models[role].tokenizer_hash == models[RoleName.TARGET].tokenizer_hash
             if not same or (stream.beside and not (stream.tokens and role in self.caches)):
                 continue
-            if not self.caches.hold(role, [*self._tokens(role, stream.node), *stream.tokens]):
-                yield Request(Op.SYNC, stream.node, role, len(stream.tokens))
+            with suppress(UserError):  # the problem ends by it when it is needed
+                if not self.caches.hold(role, [*self._tokens(role, stream.node), *stream.tokens]):
+                    yield Request(Op.SYNC, stream.node, role, len(stream.tokens))
 
     def _stream(self) -> _Stream | None:
         """What draft and verifier may read of the target's step before they are asked to; None if there is none."""
@@ -283,7 +311,9 @@ class Session:
         models = self.host.models
         if models[role].tokenizer_hash == models[step.source].tokenizer_hash:
             return step.tokens
-        return self.host.encode(role, step.text + self.host.problems.delimiter)
+        if (role, step) not in self.texts:
+            self.texts[role, step] = self.host.encode(role, step.text + self.host.problems.delimiter)
+        return self.texts[role, step]
 
     def _ends(self, node: Node) -> bool:
         return ended(self.host.plan.workflow, node, self.host.problems.answer) is not None
@@ -362,6 +392,7 @@ class Session:
                 solved.steps,
                 tuple(dict.fromkeys(r.name for r in used)),
                 tuple(dict.fromkeys(r.name for r in [*path, *map(_twin, path)])),
+                str(self.error or ""),
             )
         )
         return solved
@@ -371,7 +402,7 @@ class Session:
         steps = tuple(map(problems.readable, texts))
         correct = problems.grade(self.problem, texts)
         took_us = self.end_us - self.arrived_us
-        return Solved(self.problem, outcome, steps, outcome.answer, correct, took_us, self.label)
+        return Solved(self.problem, outcome, steps, outcome.answer, correct, took_us, self.label, self.error)
 
     def _check_room(self) -> None:
         budget = self.host.plan.workflow.budget

@@ -16,7 +16,7 @@ from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Event as Turn
-from planner.runtime.worker import start_unheard
+from planner.runtime.child import limit, start_unheard
 from planner.shape import ModelShape
 from planner.trace import Chunk, Decided, Event, Replanned
 from planner.workflow import RoleName, Workflow
@@ -86,6 +86,10 @@ class Live:
         """The ratios that the present plan was made by."""
         self._aside: _Aside | None = None
         self._why = ""
+        self._seen: dict[tuple[RoleName, str], float] = {}
+        """The ratios that the proposal was made by, or is being made by."""
+        self._proposed = ""
+        """Its plan's hash."""
         self._forget()
 
     def see(self, event: Event) -> None:
@@ -98,7 +102,8 @@ class Live:
             if planned:
                 self._ratios[role, event.device].append((event.end_us - event.start_us) / planned)
         elif isinstance(event, Replanned):
-            # The plan that is being made is one for how things were.
+            # The plan that is being made is one for how things were. Another's plan knows of no ratios.
+            self._assumed = self._seen if event.plan == self._proposed else {}
             self.close()
             self._forget()
 
@@ -109,12 +114,15 @@ class Live:
                 return None
             made, self._aside = self._aside.result(), None
             self._forget()
-            return None if made is None else (self._why, made)
+            if made is None:
+                return None
+            self._proposed = made.hash
+            return self._why, made
         self._why = self.off(plan)
         if self._why:
             seen = {at: median(ratios) for at, ratios in self._ratios.items() if len(ratios) >= self.margins.samples}
-            self._assumed |= seen
-            self._aside = _Aside(self.make, machine, self._shown(plan.workflow), dict(self._assumed))
+            self._seen = self._assumed | seen
+            self._aside = _Aside(self.make, machine, self._shown(plan.workflow), self._seen)
         return None
 
     def off(self, plan: Plan) -> str:
@@ -156,7 +164,8 @@ class _Aside:
 
     def __init__(self, make: Make, machine: Machine, workflow: Workflow, ratios: Ratios) -> None:
         context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe(duplex=False)
+        self._ours, theirs = context.Pipe()
+        limit(self._ours)
         args = (theirs, make, machine, workflow, ratios)
         self._process = context.Process(target=_make_aside, args=args, name="heteroreason-planner", daemon=True)
         start_unheard(self._process)
@@ -167,10 +176,10 @@ class _Aside:
         return self._ours.poll()
 
     def result(self) -> Plan | None:
-        """The plan; None if there is none."""
+        """The plan; None if there is none, or its process stopped in the middle of telling it."""
         try:
             return self._ours.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return None
         finally:
             self.close()

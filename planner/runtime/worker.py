@@ -8,13 +8,9 @@ not here can be rehearsed with the real models.
 from __future__ import annotations
 
 import heapq
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from planner.cost import Costs, chunk_us
@@ -93,43 +89,6 @@ class Workers(Protocol):
     def close(self) -> None:
         """End all workers; calling it twice is harmless."""
         ...
-
-
-def start_unheard(process: BaseProcess) -> None:
-    """Start a process that Ctrl-C does not reach, though the terminal sends it to all: our own end is what ends it.
-
-    A signal that comes meanwhile is heard when the process has all that it needs to begin.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        process.start()
-        return
-    from multiprocessing import resource_tracker  # posix only
-
-    with _heard_later():
-        resource_tracker.ensure_running()  # the first process would start it, and starting it lets the signals through
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()  # it begins with the signal blocked, and stays so
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _heard_later() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM back. Blocking them is not enough: threads of libraries take them for this one."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is told of signals
-        return
-    heard: list[int] = []
-    stops = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in stops}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
-        for number in heard[:1]:
-            signal.raise_signal(number)
 
 
 def make_backend(device: Device) -> Backend:
