@@ -1,7 +1,7 @@
 """Worker processes that do one thing wrong when they are told to: a backend, and the workers that tell it.
 
-The backend runs in the worker's process and looks for a file of its role before each chunk; the workers, in the
-process of the engine, know which op a chunk is of and put the file there.
+The backend runs in the worker's process and looks for a file of its device and role before each chunk; the workers, in
+the process of the engine, know which op a chunk is of and put the file there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Backend(LetterBackend):
         self.folder = Path(os.environ[FOLDER])
 
     def run(self, work: Work) -> Output:
-        told = self.folder / work.role
+        told = self.folder / f"{current_process().name.removeprefix('heteroreason-')}.{work.role}"
         if not told.exists():
             return self.right(work)
         what = told.read_text()
@@ -121,7 +122,7 @@ class TellingWorkers(ProcessWorkers):
         if now and isinstance(self._happens, str):
             part = self._folder / "part"
             part.write_text(self._happens)
-            part.rename(self._folder / request.role)
+            part.rename(self._folder / f"{device}.{request.role}")
         super().submit(device, work, delay_us, limit_us)
         if now and callable(self._happens):
             self._happens(device)

@@ -139,7 +139,9 @@ def every_fault(bench: Bench, op: Op, numbers: tuple[int, ...], faults: tuple[st
         removed = check(bench, op, number, bench.engine.remove)
         assert [e.why for e in removed if isinstance(e, Replanned)][-1].endswith("was removed")
         gone = bench.workers.fired
-        added = check(bench, op, number, lambda _, gone=gone: bench.engine.add(gone))
+        # Without it no prompt is read elsewhere, and none moves.
+        while_gone = Op.DRAFT if op is Op.TRANSFER else op
+        added = check(bench, while_gone, number, lambda _, gone=gone: bench.engine.add(gone))
         assert [e.why for e in added if isinstance(e, Replanned)] == [f"device {gone} was added"]
     assert bench.engine.plan.placement == APART
 
