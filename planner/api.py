@@ -137,7 +137,7 @@ def run(
             if on_solved is not None:
                 on_solved(solved)
     errors = [s.error for s in found if s.error is not None]
-    if errors and len(errors) == len(found):
+    if errors and len(errors) == len(asked):
         raise errors[0]
     return Run(in_order(found, asked), report(plan, events), tuple(events))
 
@@ -164,7 +164,8 @@ def _plan_on(
     options: Options,
 ) -> Plan:
     """`plan`, by the workflow's own statistics and by costs that a run has put right."""
-    model = costs_of(workflow, machine, costs)
+    table = CostTable.load(costs) if isinstance(costs, str | Path) else costs
+    model = costs_of(workflow, machine, table.on(machine) if table else None)
     model = ScaledCosts(model, ratios) if ratios else model
     return _planned(kind, workflow, machine, model, models_of(workflow), options, None)
 

@@ -161,8 +161,11 @@ def _refuse_to_wipe_out(folder: Path) -> None:
     """Raise UserError if the folder, which is locked, holds a run that is not over."""
     try:
         _, problems, journal = _read(folder)
-    except UserError:
-        return  # nothing to lose: there is none, or it could not go on
+    except UserError as error:
+        if not _holds_results(folder / JOURNAL):
+            return  # nothing to lose
+        what = f"holds a run that cannot go on: {error.where}: {error.what}"
+        raise UserError(what, where=str(folder), mend=f"{error.mend}, or name another folder") from None
     journal.close()
     left = len(problems) - len(journal.ends)
     if left:
@@ -171,6 +174,14 @@ def _refuse_to_wipe_out(folder: Path) -> None:
             where=str(folder),
             mend=f"go on with `heteroreason run --resume {folder}`, or name another folder",
         )
+
+
+def _holds_results(journal: Path) -> bool:
+    """Whether there is more in a journal than its head."""
+    try:
+        return journal.read_bytes().count(b"\n") > 1
+    except OSError:
+        return False
 
 
 def _read_problems(path: Path) -> list[Problem]:

@@ -196,6 +196,12 @@ class CostTable:
         found = [e for e in self.entries if (e.role, e.device, e.op) == (role, device, op)]
         return min(found, key=lambda entry: list(Origin).index(entry.origin), default=None)
 
+    def on(self, machine: Machine) -> CostTable | None:
+        """What of it holds on the devices of a machine that has lost some; None if nothing does."""
+        there = {device.name for device in machine.devices}
+        entries = tuple(entry for entry in self.entries if there.issuperset(members(entry.device)))
+        return replace(self, entries=entries) if entries else None
+
     def over(self, other: CostTable) -> CostTable:
         """This table, with what only the other one has."""
         own = {(e.role, e.device, e.op) for e in self.entries}

@@ -99,11 +99,14 @@ def fit_events(plan: Plan, events: Sequence[Event], source: str) -> CostTable:
 
 def _on_equals(entries: Sequence[CostEntry], machine: Machine) -> Iterator[CostEntry]:
     """The entries again for the devices that equal theirs."""
-    groups = [[device.name for device in group] for group in machine.equal_devices()]
-    for entry in entries:
-        for other in next((group for group in groups if entry.device in group), ()):
-            if other != entry.device:
-                yield replace(entry, device=other, source=f"{entry.source}, on its equal {entry.device}")
+    for group in machine.equal_devices():
+        for entry in entries:
+            for own in (device for device in group if device.name == entry.device):
+                for other in group:
+                    # One that is bound to a core has other costs than one that is not.
+                    alike = (own.core is None, len(own.processors)) == (other.core is None, len(other.processors))
+                    if alike and other is not own:
+                        yield replace(entry, device=other.name, source=f"{entry.source}, on its equal {own.name}")
 
 
 def dispatch_us(plan: Plan, events: Sequence[Event]) -> float | None:

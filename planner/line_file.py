@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,21 @@ class LineFile:
     def write(self, record: Mapping[str, Any], **options: Any) -> None:
         """Write one line. Raises UserError if it cannot be written whole, such as on a full disk."""
         left = memoryview((json.dumps(record, allow_nan=False, **options) + "\n").encode())
+        size = len(left)
         try:
             while left:
                 left = left[self._file.write(left) :]
             if self._sync:
                 os.fsync(self._file.fileno())
         except OSError as error:
+            self._take_back(written=size - len(left))
             what = f"cannot be written ({error.strerror})"
             raise UserError(what, where=str(self._path), mend="make room on the disk") from None
+
+    def _take_back(self, written: int) -> None:
+        """Take the beginning of a line out again: whoever goes on writes no other behind it."""
+        with suppress(OSError):  # it may be no file on a disk
+            self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
 
     def truncate(self, size: int) -> None:
         """Cut the file to so many bytes."""

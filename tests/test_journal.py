@@ -184,6 +184,19 @@ def test_a_run_that_is_not_over_is_not_wiped_out(tmp_path: Path) -> None:
     assert (tmp_path / "answers.jsonl").read_text() == ""
 
 
+def test_a_journal_that_cannot_be_read_is_not_wiped_out(tmp_path: Path) -> None:
+    found = begin(tmp_path, quick_plan(FLOW))
+    finish(found)
+    path = tmp_path / "journal.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:2], "no JSON\n", *lines[2:]]))
+    with pytest.raises(
+        UserError, match=r"holds a run that cannot go on: .*journal.jsonl, line 3: .*; .*or name another"
+    ):
+        begin(tmp_path, quick_plan(FLOW))
+    assert len(path.read_text().splitlines()) == len(lines) + 1
+
+
 def test_a_folder_whose_files_do_not_belong_together_is_refused(tmp_path: Path) -> None:
     begin(tmp_path, quick_plan(FLOW)).close()
     quick_plan(replace(FLOW, sampling=Sampling(1.0, 4))).save(tmp_path / "plan.json")

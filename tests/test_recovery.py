@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from planner_cases import (
     LETTERS,
     PRM,
     TARGET,
+    THREE,
     LetterBackend,
     Letters,
     LinearCosts,
@@ -26,18 +28,22 @@ from planner_cases import (
 )
 from test_faults import QUESTIONS, eager, on_what_is_left, seeded
 
+from planner.api import plan as make_plan
+from planner.api import replanner
+from planner.cost import CostEntry, CostOp, CostTable
 from planner.errors import UserError
+from planner.line_file import LineFile
 from planner.plan import Plan
 from planner.policy import Status
 from planner.report import report
 from planner.runtime import child
 from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import RETRIES, Engine, Load
-from planner.runtime.faults import DeviceFault, Fault, FaultKind
+from planner.runtime.faults import DeviceFault, Fault, FaultKind, without
 from planner.runtime.watch import Live, Margins, _Aside
 from planner.runtime.worker import VirtualWorkers, modelled
 from planner.trace import Chunk, Event, Faulted, ProblemEnded, ProblemStarted, Replanned
-from planner.workflow import Role, RoleName
+from planner.workflow import Role, RoleName, Workflow
 
 FLOW = seeded(1)
 OTHER = (".", "c", "b", "a", "ab", "c.")
@@ -127,6 +133,37 @@ def test_a_device_whose_tokenizer_is_broken_is_taken_out_and_no_problem_is_blame
         assert [e.device for e in events if isinstance(e, Faulted) and e.lost] == [broken]
 
 
+def test_a_tokenizer_that_fails_for_a_moment_costs_no_problem() -> None:
+    calls = 0
+
+    class Moment(LetterBackend):
+        def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+            nonlocal calls
+            calls += 1
+            if 2 <= calls <= 4:
+                raise MemoryError("for a moment")
+            return super().encode_prompt(name, text)
+
+    solved, _ = solve(quick_plan(FLOW, placement=APART), {d: Moment() for d in "abc"})
+    assert committed(solved) == committed(run_letters(quick_plan(FLOW), QUESTIONS)[0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_at_which_a_tokenizer_fails_ends_its_problem_and_takes_no_device_out(seed: int) -> None:
+    class Fails(LetterBackend):
+        def encode(self, name: str, text: str) -> tuple[int, ...]:
+            if name == PRM and "cc" in text:
+                raise TypeError("a fault of the tokenizer's own")
+            return super().encode(name, text)
+
+    for plan in (quick_plan(seeded(seed), placement=APART), eager(seeded(seed))):
+        backends = {d: Fails(APART_TOKENS) for d in "abc"}
+        solved, events = solve(plan, backends, Load(2), ("a", "b", "ab", "ba", "aab", "bba", "abab", "bab"))
+        assert {s.outcome.status for s in solved} > {Status.ERROR}
+        assert all("a fault of the tokenizer's own" in str(s.error) for s in solved if s.error)
+        assert not any(e.lost for e in events if isinstance(e, Faulted))
+
+
 # --- a step that a role cannot read ---
 
 
@@ -161,6 +198,18 @@ def test_a_step_that_a_role_cannot_read_ends_its_problem_and_by_every_plan_the_s
 # --- one change after another ---
 
 
+@dataclass
+class MayRefuse(LetterBackend):
+    """Loads nothing once it is broken."""
+
+    broken: bool = False
+
+    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
+        if self.broken:
+            raise MemoryError("no room")
+        return super().load(name, role, delimiter)
+
+
 def changed(plan: Plan, change: Any, replan: bool, load: Load | None = None, after: int = 8) -> Engine:
     """Solve, and have something change while a chunk runs."""
     left = after
@@ -171,7 +220,7 @@ def changed(plan: Plan, change: Any, replan: bool, load: Load | None = None, aft
         if left == 0 and isinstance(event, Chunk):
             change(engine)
 
-    workers = VirtualWorkers(modelled(LinearCosts()), {d: LetterBackend() for d in "abc"})
+    workers = VirtualWorkers(modelled(LinearCosts()), {d: MayRefuse() for d in "abc"})
     engine = Engine(plan, workers, Letters(), note, replan=on_what_is_left(plan) if replan else None)
     found = {s.problem.question: s for s in engine.solve_all(map(Letters().parse, QUESTIONS), load)}
     assert left < 0
@@ -207,6 +256,39 @@ def test_a_device_that_is_back_at_once_was_never_gone(replan: bool) -> None:
 def test_problems_that_arrive_while_a_change_is_due_do_not_hold_it_up() -> None:
     for after in range(2, 30):
         changed(eager(FLOW), lambda engine: engine.remove("b"), True, Load(8, (0, 40, 90)), after)
+
+
+def test_a_plan_that_is_due_and_loses_an_idle_device_is_given_up() -> None:
+    there = {DRAFT: "a", PRM: "a", TARGET: "b"}
+    plan = quick_plan(FLOW, placement=there)
+    mine = replace(plan, name="mine", placement={**there, TARGET: "c"})
+
+    def swap_and_remove(engine: Engine) -> None:
+        engine.swap(mine)
+        engine.remove("c")
+
+    def swap(engine: Engine) -> None:
+        engine.swap(mine)
+        engine.workers._backends["c"].broken = True
+
+    for replan in (True, False):
+        for change in (swap_and_remove, swap):
+            assert "c" not in changed(plan, change, replan).plan.places
+
+
+def test_a_change_that_is_due_while_nothing_runs_is_taken_up_at_once() -> None:
+    plan = eager(FLOW)
+    started: list[str] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, ProblemStarted) and not started:
+            started.append(event.problem)
+            engine.remove("a")
+
+    workers = VirtualWorkers(modelled(LinearCosts()), {d: LetterBackend() for d in "abc"})
+    engine = Engine(plan, workers, Letters(), note, replan=on_what_is_left(plan))
+    found = list(engine.solve_all(map(Letters().parse, QUESTIONS), Load(deadline_us=100_000)))
+    assert committed(found) == committed(run_letters(quick_plan(FLOW), QUESTIONS)[0])
 
 
 class Loading(VirtualWorkers):
@@ -301,3 +383,71 @@ def test_costs_that_another_plan_was_not_made_by_are_off_again() -> None:
     watch.see(Replanned(9, "device c is lost", "another", "auto", {}))
     slow_chunks()
     assert watch.off(plan) != ""
+
+
+# --- files and figures ---
+
+
+def test_a_line_that_could_not_be_written_whole_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = LineFile(tmp_path / "lines", new=True)
+    file.write({"n": 1})
+    whole = file._file
+
+    class Full:
+        """Has room for three bytes more."""
+
+        left = 3
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(whole, name)
+
+        def write(self, data: memoryview) -> int:
+            if not self.left:
+                raise OSError(28, "No space left on device")
+            self.left, written = 0, whole.write(data[: self.left])
+            return written
+
+    monkeypatch.setattr(file, "_file", Full())
+    with pytest.raises(UserError, match="make room on the disk"):
+        file.write({"n": 2})
+    monkeypatch.setattr(file, "_file", whole)
+    file.write({"n": 3})
+    file.close()
+    assert (tmp_path / "lines").read_text() == '{"n": 1}\n{"n": 3}\n'
+
+
+def test_a_cost_table_of_lost_devices_keeps_what_is_left() -> None:
+    left = without(THREE, "b")
+    entries = [CostEntry(DRAFT, d, CostOp.DECODE, 5.0, "here") for d in ("a", "b", "b+c", "a+c")]
+    found = CostTable(tuple(entries), "measured").on(left)
+    assert found is not None and [e.device for e in found.entries] == ["a", "a+c"]
+    assert CostTable((entries[1],)).on(left) is None
+
+
+def test_a_run_with_measured_costs_goes_on_without_a_device() -> None:
+    flow = Workflow.load(Path(__file__).parent.parent / "examples" / "sums.yaml")
+    roles = (DRAFT, PRM, TARGET)
+    entries = [CostEntry(r, f"cpu{n}", CostOp.PREFILL, 20.0, "here") for r in roles for n in (0, 1)]
+    entries += [CostEntry(r, f"cpu{n}", CostOp.DECODE, 90.0, "here") for r in (DRAFT, TARGET) for n in (0, 1)]
+    table = CostTable(tuple(entries), "measured")
+    plan = make_plan(flow, "this-computer", "serial", costs=table)
+    again = replanner(plan, table)
+    assert set(again(without(plan.machine, "cpu0"), flow).placement.values()) == {"cpu1"}
+
+
+def test_all_devices_that_refuse_at_once_are_told_of() -> None:
+    fault = Fault(FaultKind.HUNG, "it did not load")
+    both = DeviceFault(fault, "a")
+    both.others = (DeviceFault(fault, "b"),)
+
+    class Hang(VirtualWorkers):
+        def load(self, placed: Mapping[RoleName, tuple[str, Role]], delimiter: str) -> dict[RoleName, ModelInfo]:
+            if any(device in "ab" for device, _ in placed.values()):
+                raise both
+            return super().load(placed, delimiter)
+
+    plan, events = quick_plan(FLOW, placement=APART), []
+    workers = Hang(modelled(LinearCosts()), {d: LetterBackend() for d in "abc"})
+    engine = Engine(plan, workers, Letters(), events.append, replan=on_what_is_left(plan))
+    assert set(engine.plan.placement.values()) == {"c"}
+    assert [e.device for e in events if isinstance(e, Faulted) and e.lost] == ["a", "b"]

@@ -102,8 +102,9 @@ class Devices:
             except DeviceFault as failed:
                 if not self.models and isinstance(failed.fault.error, UserError):
                     raise failed.fault.error from None  # at the start, what the user can mend is better mended
-                self.lose(failed.device, failed.fault)
-                yield failed
+                for lost in (failed, *failed.others):
+                    self.lose(lost.device, lost.fault)
+                    yield lost
                 continue
             moved = [role for role in plan.roles if plan.placement[role] != self.plan.placement[role]]
             self.plan, self._why, self._next = plan, None, None
@@ -130,9 +131,9 @@ class Devices:
         loaded = self._loaded
         self._loaded = {(role, place) for role, place in loaded if self._is_there(place)}
         self._asked = {(role, place) for role, place in self._asked if self._is_there(place)}
-        if self._next is not None and all(self._is_there(place) for place in self._next.places):
+        if self._next is not None and all(map(self._is_there, self._next.places)):
             return  # the plan that is due does without it
-        if self._loaded != loaded or not all(self._is_there(place) for place in self.plan.places):
+        if self._next is not None or self._loaded != loaded or not all(map(self._is_there, self.plan.places)):
             self._next, self._why = None, why
 
     def _made(self, why: str) -> Plan:
@@ -141,7 +142,7 @@ class Devices:
         if homeless:
             raise self._over(why, f"no other device can take role {' and '.join(homeless)}")
         if self._replan is None:
-            if all(self._is_there(place) for place in self.plan.places):
+            if all(map(self._is_there, self.plan.places)):
                 return self.plan  # what was gone is there again
             here = replace(self.plan, prefill_on={})  # a prompt can be read where the role is
             roles = sorted({role for role, place in _wanted(here) if not self._is_there(place)})

@@ -210,13 +210,8 @@ class Engine:
                 except UserError as error:
                     self._refuse(problem, label, arrived, error)
                 except DeviceFault as failed:
-                    at = failed.device, None
-                    self._again[label][at] += 1
-                    last = failed.fault.kind in LAST
-                    if last or self._again[label][at] <= RETRIES or not self._reads(failed.device):
+                    if not self._text_is_bad(label, None, failed):
                         raise
-                    # Time and again with this text, and with no other: it is the text's fault, not the device's.
-                    self._failures.pop(failed.device, None)
                     mend = "write the problem otherwise"
                     where = f"problem {label}"
                     self._refuse(problem, label, arrived, UserError(failed.fault.what, where=where, mend=mend))
@@ -228,6 +223,15 @@ class Engine:
                 self._sessions[label] = session
                 slots.pop()
                 session.begin()
+
+    def _text_is_bad(self, label: str, request: Request | None, failed: DeviceFault) -> bool:
+        """Whether a device has failed again and again at making tokens of a text, and does so of others."""
+        self._again[label][failed.device, request] += 1
+        times = self._again[label][failed.device, request]
+        if failed.fault.kind in LAST or times <= RETRIES or not self._reads(failed.device):
+            return False
+        self._failures.pop(failed.device, None)
+        return times > RETRIES + 1  # once more after it has read another: what was wrong with it may be over
 
     def _reads(self, device: str) -> bool:
         """Whether a device can make tokens of the shortest text."""
@@ -281,13 +285,19 @@ class Engine:
         except UserError as error:
             session.cannot(start, error)
             return False
+        except DeviceFault as failed:
+            if not self._text_is_bad(session.label, start.request, failed):
+                raise
+            mend = "see why the tokenizer fails at a step of it"
+            session.cannot(start, UserError(failed.fault.what, where=f"problem {session.label}", mend=mend))
+            return False
         self._running[device] = _Running(session, start, work)
         self.workers.submit(device, work, session.delay_us(device, start), self._patience.limit_us(device, work))
         return True
 
     def _commit(self, until_us: int | None) -> None:
         """Wait for the next chunk, take it in, and end what is out of time."""
-        if self._running or until_us is not None:
+        if self._running or (until_us is not None and not self._devices.due):
             done = self.workers.wait(until_us)
             if done is not None:
                 self._take(done, self._running.pop(done.device))

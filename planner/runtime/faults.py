@@ -45,6 +45,8 @@ class DeviceFault(Exception):
     def __init__(self, fault: Fault, device: str = "") -> None:
         """The fault, and the device that has it."""
         self.fault, self.device = fault, device
+        self.others: tuple[DeviceFault, ...] = ()
+        """Faults of other devices that were asked at the same time."""
         super().__init__(f"device {device}: {fault.kind}: {fault.what}")
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -55,7 +55,9 @@ class ProcessWorkers:
             if device not in lost or lost[device].fault.kind is FaultKind.REFUSED:
                 with _kept(lost):
                     found[name] = self._answer(device, LOAD_TIMEOUT_S, "load")
-        for failed in lost.values():
+        if lost:
+            failed, *others = lost.values()
+            failed.others = tuple(others)
             raise failed
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -278,9 +277,10 @@ class Session:
             same = role in models and models[role].tokenizer_hash == models[RoleName.TARGET].tokenizer_hash
             if not same or (stream.beside and not (stream.tokens and role in self.caches)):
                 continue
-            with suppress(UserError):  # the problem ends by it when it is needed
-                if not self.caches.hold(role, [*self._tokens(role, stream.node), *stream.tokens]):
-                    yield Request(Op.SYNC, stream.node, role, len(stream.tokens))
+            if not all(self._has_tokens(role, step) for step in stream.node.path):
+                continue  # no tokenizer is waited for to run ahead
+            if not self.caches.hold(role, [*self._tokens(role, stream.node), *stream.tokens]):
+                yield Request(Op.SYNC, stream.node, role, len(stream.tokens))
 
     def _stream(self) -> _Stream | None:
         """What draft and verifier may read of the target's step before they are asked to; None if there is none."""
@@ -306,6 +306,10 @@ class Session:
         for step in node.path:
             tokens += self._step_tokens(role, step)
         return tokens
+
+    def _has_tokens(self, role: RoleName, step: Step) -> bool:
+        models = self.host.models
+        return models[role].tokenizer_hash == models[step.source].tokenizer_hash or (role, step) in self.texts
 
     def _step_tokens(self, role: RoleName, step: Step) -> tuple[int, ...]:
         models = self.host.models
