@@ -41,7 +41,7 @@ class LineFile:
     def _take_back(self, written: int) -> None:
         """Take the beginning of a line out again: whoever goes on writes no other behind it."""
         with suppress(OSError):  # it may be no file on a disk
-            self._file.truncate(os.fstat(self._file.fileno()).st_size - written)
+            self._file.truncate(self._file.seek(-written, os.SEEK_END))
 
     def truncate(self, size: int) -> None:
         """Cut the file to so many bytes."""
