@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
+
+from planner.stopping import STOPS
 
 PIPE_TIMEOUT_S = 60
 """Longest wait, in whole seconds, for a process to take the rest of a message, or to send it."""
+
+
+def start(target: Callable[..., None], args: tuple[Any, ...], name: str) -> tuple[BaseProcess, Connection]:
+    """A process that runs `target` on its end of a pipe and `args`, and our end."""
+    # A fresh interpreter: forking one in which jax has started its threads can hang.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(theirs, *args), name=name, daemon=True)
+    start_unheard(process)
+    theirs.close()
+    limit(ours)
+    return process, ours
 
 
 def start_unheard(process: BaseProcess) -> None:
@@ -43,8 +59,7 @@ def _heard_later() -> Iterator[None]:
         yield  # only the main thread is told of signals
         return
     heard: list[int] = []
-    stops = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in stops}
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in STOPS}
     try:
         yield
     finally:

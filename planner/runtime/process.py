@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections import deque
@@ -165,7 +164,8 @@ class ProcessWorkers:
 
     def _send(self, device: str, message: tuple[str, tuple[Any, ...]]) -> None:
         if device not in self._processes:
-            self._processes[device] = _start(self._machine.device(device))
+            args = (self._machine.device(device),)
+            self._processes[device] = child.start(_serve, args, f"heteroreason-{device}")
         try:
             self._processes[device][1].send(message)
         except BlockingIOError:
@@ -202,17 +202,6 @@ def _kept(lost: dict[str, DeviceFault]) -> Iterator[None]:
         yield
     except DeviceFault as failed:
         lost.setdefault(failed.device, failed)
-
-
-def _start(device: Device) -> tuple[BaseProcess, Connection]:
-    # A fresh interpreter: forking one in which jax has started its threads can hang.
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, device), name=f"heteroreason-{device.name}", daemon=True)
-    child.start_unheard(process)
-    theirs.close()
-    child.limit(ours)
-    return process, ours
 
 
 def _serve(connection: Connection, device: Device) -> None:

@@ -308,12 +308,14 @@ class Session:
         return tokens
 
     def _has_tokens(self, role: RoleName, step: Step) -> bool:
+        return self._shares_tokens(role, step) or (role, step) in self.texts
+
+    def _shares_tokens(self, role: RoleName, step: Step) -> bool:
         models = self.host.models
-        return models[role].tokenizer_hash == models[step.source].tokenizer_hash or (role, step) in self.texts
+        return models[role].tokenizer_hash == models[step.source].tokenizer_hash
 
     def _step_tokens(self, role: RoleName, step: Step) -> tuple[int, ...]:
-        models = self.host.models
-        if models[role].tokenizer_hash == models[step.source].tokenizer_hash:
+        if self._shares_tokens(role, step):
             return step.tokens
         if (role, step) not in self.texts:
             self.texts[role, step] = self.host.encode(role, step.text + self.host.problems.delimiter)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from planner.errors import UserError
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Event as Turn
-from planner.runtime.child import limit, start_unheard
+from planner.runtime.child import start
 from planner.shape import ModelShape
 from planner.trace import Chunk, Decided, Event, Replanned
 from planner.workflow import RoleName, Workflow
@@ -163,13 +162,7 @@ class _Aside:
     """A plan that is being made in a process of its own, which gives way to the workers."""
 
     def __init__(self, make: Make, machine: Machine, workflow: Workflow, ratios: Ratios) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        limit(self._ours)
-        args = (theirs, make, machine, workflow, ratios)
-        self._process = context.Process(target=_make_aside, args=args, name="heteroreason-planner", daemon=True)
-        start_unheard(self._process)
-        theirs.close()
+        self._process, self._ours = start(_make_aside, (make, machine, workflow, ratios), "heteroreason-planner")
 
     def ready(self) -> bool:
         """Whether the process has made a plan, or has ended without one."""
