@@ -84,8 +84,8 @@ def loss(found: np.ndarray, sequence: np.ndarray) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--text", type=Path, default=Path("docs/concepts.md"))
+    parser.add_argument("models", nargs="*", default=["zoo/target", "zoo/draft"])
+    parser.add_argument("--text", type=Path, default=Path(__file__).parent.parent / "docs" / "concepts.md")
     parser.add_argument("--sequences", type=int, default=8)
     options = parser.parse_args()
     print("| model | tokens | largest error of a logit | mean | spread of logits | same best token | loss |")

@@ -1,11 +1,16 @@
 """Plans on the wall clock of this computer, beside their simulation on costs that were measured just before.
 
-Two cores are two devices. Each role is timed on each of them (profile); runs of a serial plan and of `auto` on problems
-of their own put costs right and tell acceptance and lengths (fit). Then plans made anew take turns on other problems,
-so that whatever else the computer does slows all of them. Each turn has new problems, the same for every plan, and as
-many short and long ones as the others and as the fit had. Ratios are medians over the turns, of two plans in the same
-turn. Two cases have models whose steps take longer: those that ship, in float32, with further layers that add nothing.
-They write and score the same at the cost of deeper models.
+Two cores are two devices. Each role is timed on each of them (profile), and runs of a serial plan and of `auto` put
+costs right and tell acceptance and lengths (fit). Then plans made anew take turns, so that whatever else the computer
+does slows all of them. Each turn has new problems, the same for every plan, and as many short and long ones as the
+others. Ratios are medians over the turns, of two plans in the same turn.
+
+What a plan should take is simulated on costs fitted to runs of the same minutes: in each turn `serial` and `auto` solve
+problems for the fit as well, which are not those that are measured. On a computer that is shared, a fit of some minutes
+before would tell how its speed has changed since, not how well a plan's time is foreseen.
+
+Two cases have models whose steps take longer: those that ship, in float32, with further layers that add nothing. They
+write and score the same at the cost of deeper models.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from planner.problems.base import Problem, ProblemSet
 from planner.profile import devices_of, profile
 from planner.report import Report, report
 from planner.runtime.engine import Engine
+from planner.runtime.host import Solved
 from planner.simulate import simulate
 from planner.trace import ClockKind, Event
 from planner.workflow import NEEDED_ROLES, Arithmetic, Policy, RoleName, Workflow
@@ -42,8 +48,10 @@ from planner.workflow import NEEDED_ROLES, Arithmetic, Policy, RoleName, Workflo
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MACHINE = "this-computer"
 SEED, WARM_SEED, SIMULATION_SEED = 7_000_000, 7_500_000, 1001
-WARM, FIT_TURNS = 8, 4
-"""Problems that nothing is measured on, and how many turns' problems costs and statistics are fitted to."""
+WARM = 8
+"""Problems that nothing is measured on."""
+FITTED = ("serial", "auto")
+"""Plans whose runs costs and statistics are fitted to."""
 SIMULATED = 1000
 FURTHER_LAYERS = {RoleName.DRAFT: 38, RoleName.PRM: 24, RoleName.TARGET: 16}
 """With these a step of the draft takes about 20 ms, one of the target about 40."""
@@ -58,7 +66,7 @@ class Contender:
         """Loads and compiles; what it holds ends with `stack`."""
         self.name, self.plan = name, plan
         self.events: list[Event] = []
-        """Those of the last turn."""
+        """Those of the problems that were solved last."""
         self.reports: list[Report] = []
         self.answers: list[tuple[object, ...]] = []
         """Of each turn."""
@@ -66,10 +74,14 @@ class Contender:
         self._engine = Engine(plan, workers, problem_set(plan.workflow.problems), self.events.append)
         self._head = self.events[0]
 
-    def turn(self, problems: Sequence[Problem]) -> None:
-        """Solve the problems, one after another."""
+    def solve(self, problems: Sequence[Problem]) -> tuple[Solved, ...]:
+        """Solve the problems, one after another; `events` then holds what happened."""
         self.events[:] = [self._head]
-        solved = api.in_order(self._engine.solve_all(problems), problems)
+        return api.in_order(self._engine.solve_all(problems), problems)
+
+    def turn(self, problems: Sequence[Problem]) -> None:
+        """Solve them and keep how long that took."""
+        solved = self.solve(problems)
         self.answers.append(tuple((s.outcome.status, s.answer, s.steps) for s in solved))
         self.reports.append(report(self.plan, self.events))
 
@@ -120,42 +132,49 @@ def dealt(kinds: ProblemSet, count: int, turns: int) -> list[list[Problem]]:
 
 
 def costs_here(flow: Workflow, problems: Sequence[Problem]) -> CostTable:
-    """Costs of the workflow's models on both cores, profiled, then fitted to runs on problems of their own."""
+    """Costs of the workflow's models on both cores, profiled, then fitted to runs on these problems."""
     machine, kinds = api.as_machine(MACHINE), problem_set(flow.problems)
     roles = {name: flow.roles[name] for name in NEEDED_ROLES[flow.policy.kind]}
     table, _ = profile(machine, devices_of(machine, roles, None), kinds.delimiter, limit_s=PROFILE_S)
-    for name in ("serial", "auto"):
+    for name in FITTED:
         with ExitStack() as stack:
             seen = Contender(name, api.plan(flow, machine, name, costs=table), stack)
-            seen.turn(kinds.generate(WARM, WARM_SEED))
-            seen.turn(problems)
+            seen.solve(kinds.generate(WARM, WARM_SEED))
+            seen.solve(problems)
         table = fit_events(seen.plan, seen.events, f"a run of {name}").over(table)
     return table
 
 
-def measured(
-    flow: Workflow, table: CostTable, turns: Sequence[Sequence[Problem]]
-) -> tuple[list[Contender], dict[str, Report]]:
-    """The plans after all turns, and the simulation of those that draft."""
+def measured(flow: Workflow, table: CostTable, hands: Sequence[Sequence[Problem]]) -> tuple[list[Contender], CostTable]:
+    """The plans after all turns, and the costs in these; a turn takes a hand for the fit and one to be measured."""
     kinds = problem_set(flow.problems)
     alone = replace(flow, policy=replace(flow.policy, kind=Policy.TARGET_ONLY))
     plans = {name: api.plan(flow, MACHINE, name, costs=table) for name in ("serial", "overlapped", "auto")}
     plans["target_only"] = api.plan(alone, MACHINE, "serial", costs=table)
+    seen: dict[str, list[Event]] = {name: [] for name in FITTED}
     with ExitStack() as stack:
         found = [Contender(name, plan, stack) for name, plan in plans.items()]
         for contender in found:
-            contender.turn(kinds.generate(WARM, WARM_SEED))
-            contender.reports.clear()
-        for problems in turns:
+            contender.solve(kinds.generate(WARM, WARM_SEED))
+        for to_fit, to_measure in zip(hands[::2], hands[1::2], strict=True):
             for contender in found:
-                contender.turn(problems)
-    simulated = {}
-    for name, plan in plans.items():
-        if name != "target_only":
-            costs = api.costs_of(plan.workflow, plan.machine, table)
-            simulated[name] = simulate(plan, costs, SIMULATED, SIMULATION_SEED)
+                if contender.name in FITTED:
+                    contender.solve(to_fit)
+                    seen[contender.name] += contender.events
+                contender.turn(to_measure)
+    for name, events in seen.items():
+        table = fit_events(plans[name], events, f"runs of {name}").over(table)
     assert len({tuple(c.answers) for c in found if c.name != "target_only"}) == 1, "a plan changed an answer"
-    return found, simulated
+    return found, table
+
+
+def foreseen(plan: Plan, table: CostTable) -> Report:
+    """What simulation says of a plan by these costs and their statistics."""
+    assert table.statistics is not None and table.dispatch_us is not None, "the costs are not of a run"
+    flow = replace(plan.workflow, statistics=table.statistics)
+    machine = replace(plan.machine, dispatch_us=table.dispatch_us)
+    costs = api.costs_of(flow, machine, table)
+    return simulate(replace(plan, workflow=flow, machine=machine), costs, SIMULATED, SIMULATION_SEED)
 
 
 def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]) -> None:
@@ -204,9 +223,10 @@ def main() -> None:
     with TemporaryDirectory() as scratch:
         for title, flow in cases(Path(scratch)):
             if any(word in title for word in given.cases):
-                hands = dealt(problem_set(flow.problems), given.problems, FIT_TURNS + given.turns)
-                table = costs_here(flow, [problem for hand in hands[:FIT_TURNS] for problem in hand])
-                show(title, *measured(flow, table, hands[FIT_TURNS:]))
+                # One hand for the first fit, then two a turn.
+                first, *hands = dealt(problem_set(flow.problems), given.problems, 1 + 2 * given.turns)
+                found, table = measured(flow, costs_here(flow, first), hands)
+                show(title, found, {c.name: foreseen(c.plan, table) for c in found if c.name != "target_only"})
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import re
+import runpy
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -227,3 +230,26 @@ def test_no_file_names_a_place_on_somebodys_machine() -> None:
         for match in HOMES.finditer(path.read_text(encoding="utf-8", errors="replace"))
     ]
     assert not found, found
+
+
+# --- benchmarks ---------------------------------------------------------------------------------------------------
+
+
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", [p for p in BENCHMARKS if "argparse" in p.read_text("utf-8")], ids=name_of)
+def test_benchmarks_need_no_arguments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make bench` gives them none."""
+
+    class Parsed(Exception):
+        pass
+
+    def parse_only(parser: argparse.ArgumentParser) -> None:
+        parser.parse_known_args()
+        raise Parsed
+
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    with pytest.raises(Parsed):
+        runpy.run_path(str(path), run_name="__main__")
