@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from planner.problems.base import Problem
-from planner.runtime.backend import Handed, ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work, one_by_one
 from planner.shape import ModelShape
-from planner.workflow import Role, RoleName
+from planner.workflow import Arithmetic, Role, RoleName
 
 DELIMITER = 1
 FILLER = 2
@@ -77,7 +78,9 @@ class StandInBackend(ABC):
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
         """Nothing to load."""
         shape = self._shapes.get(RoleName(name))
-        return ModelInfo(self.name, self.name, 0, shape.kv_bytes_per_token if shape else 0, 1 << 40)
+        bytes_per_token = shape.kv_bytes_per_token if shape else 0
+        batches = role.numerics.arithmetic is not Arithmetic.INT8
+        return ModelInfo(self.name, self.name, 0, bytes_per_token, 1 << 40, batches)
 
     def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
         """See `encode`."""
@@ -85,6 +88,8 @@ class StandInBackend(ABC):
 
     def run(self, work: Work) -> Output:
         """Read, write or score."""
+        if work.beside:
+            return one_by_one(work, self.run, partial(self.fork, work.role), partial(self.rewind, work.role))
         held = self._held(work.role, work.sequence, work.keep)
         held[work.keep :] = work.feed
         if work.score:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -21,6 +21,8 @@ class ModelInfo:
     kv_bytes_per_token: int
     context_tokens: int
     """Most tokens a sequence may hold."""
+    batches: bool = False
+    """Whether it writes several drafts of a step in one pass, each as it would be written alone: see `Work.beside`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,17 @@ class Handed:
     rows: bytes
     """Keys and values of these tokens, (layers, 2, tokens, key heads, head_dim) in the arithmetic of the class, the
     low byte first: `kv_bytes_per_token` for each token."""
+
+
+@dataclass(frozen=True)
+class Sibling:
+    """Another draft of the step that a chunk writes."""
+
+    key: int
+    """See `Work.key`."""
+    begun: tuple[int, ...]
+    """Its tokens so far."""
+    max_new: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,9 @@ class Work:
     """Or it is first made what another device has read."""
     hand_over: bool = False
     """Afterwards what it holds is put out, for another device."""
+    beside: tuple[Sibling, ...] = ()
+    """Further drafts of the step, which follow what the sequence holds before `begun`. They leave nothing behind: the
+    next chunk says again how they begin. Only for a role whose model `batches`."""
     label: str = ""
     """Names the work in profiles."""
 
@@ -98,6 +114,8 @@ class Output:
     """What the sequence holds, where that was asked for."""
     text: str | None = None
     """The step's, delimiter included, if it is over and its text was asked for."""
+    beside: tuple[Output, ...] = ()
+    """What each of the drafts beside it gave."""
 
 
 class Backend(Protocol):
@@ -163,7 +181,36 @@ def perform(backend: Backend, work: Work) -> Output:
     output = backend.run(work)
     if work.hand_over:
         output = replace(output, handed=backend.hand_over(work.role, work.sequence))
-    step = (*work.begun, *output.tokens)
-    if work.step_tokens and (output.complete or output.ended or len(step) >= work.step_tokens):
-        output = replace(output, text=backend.decode(work.role, step))
-    return output
+    if not work.step_tokens:
+        return output
+    beside = zip(work.beside, output.beside, strict=False)
+    return replace(
+        _with_text(backend, work, work.begun, output),
+        beside=tuple(_with_text(backend, work, sibling.begun, other) for sibling, other in beside),
+    )
+
+
+def _with_text(backend: Backend, work: Work, begun: tuple[int, ...], output: Output) -> Output:
+    """The output with the text of its step, if that is over."""
+    step = (*begun, *output.tokens)
+    if not (output.complete or output.ended or len(step) >= work.step_tokens):
+        return output
+    return replace(output, text=backend.decode(work.role, step))
+
+
+def one_by_one(
+    work: Work,
+    run: Callable[[Work], Output],
+    fork: Callable[[str, str], None],
+    rewind: Callable[[str, int], None],
+) -> Output:
+    """A chunk with drafts beside it where no pass writes them together; the functions are those of the role."""
+    output = run(replace(work, beside=()))
+    before, copy = work.keep + len(work.feed) - len(work.begun), f"{work.sequence}.beside"
+    found = []
+    for sibling in work.beside:
+        fork(work.sequence, copy)
+        own = replace(work, sequence=copy, keep=before, feed=sibling.begun, begun=sibling.begun, beside=())
+        found.append(run(replace(own, key=sibling.key, max_new=sibling.max_new)))
+        rewind(copy, 0)
+    return replace(output, beside=tuple(found))
