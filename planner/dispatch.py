@@ -33,6 +33,8 @@ class Situation:
     """Cold roles whose prompt another device has read."""
     unfit: Set[Request] = frozenset()
     """What cannot be done and is not needed."""
+    batches: bool = False
+    """Whether the draft writes several drafts of a step in one pass."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,17 @@ class Start:
     problem: str = ""
     """The name of the problem that it is for."""
     also: tuple[Request, ...] = ()
-    """Further steps that the same pass of the verifier scores."""
+    """Further steps that the same pass of the verifier scores, or further drafts that are written in one pass."""
 
 
 def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) -> dict[str, Start]:
     """What each device that is free starts.
 
     `situations` are those of the problems at hand by name, the oldest first. Work goes in the order of the plan's
-    priorities; among problems what is needed goes before what is speculative, and the older one first. Speculative
-    work of a kind that the plan does not list for the device is never started. What runs and is no longer wanted is
-    not asked for again: it ends with its chunk.
+    priorities. With several problems at hand what is needed goes before what is speculative, and that of the oldest
+    first, whatever it is: else a kind of work low in the order would wait as long as others come. Speculative work of a
+    kind that the plan does not list for the device is never started. What runs and is no longer wanted is not asked for
+    again: it ends with its chunk.
     """
     crowd = len(situations) > 1
     found = []
@@ -65,7 +68,8 @@ def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) ->
             device = plan.place_of(start.request.op, start.request.role)
             rank = _rank(plan, device, start)
             if not start.speculative or rank < _UNLISTED:
-                key = (crowd and start.speculative, rank, start.speculative, age)
+                needed = crowd and not start.speculative
+                key = (not needed, age if needed else rank, start.speculative, age)
                 found.append((key, device, problem, start))
     found.sort(key=lambda item: item[0])
     starts: dict[str, Start] = {}
@@ -75,6 +79,7 @@ def dispatch(plan: Plan, situations: Mapping[str, Situation], free: Set[str]) ->
         if left.issuperset(members):
             mine = [s for _, d, p, s in found if (d, p) == (device, problem)]
             chosen = _batched(start, mine) if plan.batch_verify else start
+            chosen = _with_siblings(plan, situations[problem], chosen)
             starts[device] = replace(chosen, problem=problem)
             left.difference_update(members)
         elif not start.speculative:
@@ -163,6 +168,16 @@ def _batched(first: Start, allowed: list[Start]) -> Start:
     lineage = set(checks[-1].node.lineage())
     also = tuple(r for r in checks if r != first.request and r.node in lineage)
     return replace(first, also=also) if first.request.node in lineage else first
+
+
+def _with_siblings(plan: Plan, situation: Situation, first: Start) -> Start:
+    """A DRAFT with the other drafts of the same step, which the policy asks for next: one pass writes all."""
+    request = first.request
+    if request.op is not Op.DRAFT or not situation.batches:
+        return first
+    drafts = (replace(request, attempt=attempt) for attempt in range(plan.workflow.policy.drafts))
+    done = {request, *situation.known, *situation.unfit}
+    return replace(first, also=tuple(draft for draft in drafts if draft not in done))
 
 
 def _verdict_open(need: Request, base: Node) -> bool:

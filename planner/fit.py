@@ -180,8 +180,10 @@ def _step_lengths(events: Sequence[Event], role: RoleName) -> list[int]:
     used = {(e.problem, name) for e in events if isinstance(e, ProblemEnded) for name in e.used}
     lengths: Counter[tuple[str, str]] = Counter()
     for c in events:
-        if isinstance(c, Chunk) and c.role == role and c.tokens_out and (c.problem, c.request) in used:
-            lengths[c.problem, c.request] += c.tokens_out
+        if isinstance(c, Chunk) and c.role == role and c.tokens_out:
+            for request, tokens in c.wrote().items():
+                if (c.problem, request) in used:
+                    lengths[c.problem, request] += tokens
     return list(lengths.values())
 
 

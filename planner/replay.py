@@ -15,13 +15,13 @@ from planner.cost import Costs
 from planner.plan import Plan
 from planner.problems.base import Problem
 from planner.report import Report, latencies, report
-from planner.runtime.backend import Output, Work
+from planner.runtime.backend import ModelInfo, Output, Work
 from planner.runtime.engine import Engine
 from planner.runtime.worker import VirtualWorkers
 from planner.stand_in import DELIMITER, FILLER, StandInBackend, StandInProblems
 from planner.step_trace import StepRow, by_problem
 from planner.trace import Sink, collector
-from planner.workflow import Budget, Policy, RoleName, Workflow
+from planner.workflow import Budget, Policy, Role, RoleName, Workflow
 
 FIRST = 1 << 10
 """Tokens from here on begin a step. The first token of a step says which row it is and what became of it."""
@@ -128,6 +128,10 @@ class ReplayBackend(StandInBackend):
         super().__init__(costs.shapes)
         self._segments, self._plan, self._costs = segments, plan, costs
         self._last_us = 0.0
+
+    def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
+        """Nothing to load. Each recorded step has a time of its own."""
+        return replace(super().load(name, role, delimiter), batches=False)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         """A prompt of the recorded length that tells the segment."""

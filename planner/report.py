@@ -181,7 +181,8 @@ def latencies(took_us: Sequence[float]) -> dict[str, Any]:
 def _foresight_us(events: Sequence[Event], ends: Sequence[ProblemEnded]) -> float:
     """Mean time that a problem's committed steps took to write."""
     path = {(e.problem, name) for e in ends for name in e.path}
-    chunks = [e for e in events if isinstance(e, Chunk) and e.tokens_out and (e.problem, e.request) in path]
+    wrote = [e for e in events if isinstance(e, Chunk) and e.tokens_out]
+    chunks = [c for c in wrote if not path.isdisjoint((c.problem, name) for name in c.wrote())]
     return sum(c.end_us - c.start_us for c in chunks) / len(ends) if ends else 0.0
 
 
@@ -210,7 +211,7 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span
         chunks = [e for e in events if isinstance(e, Chunk) and e.device == name]
         failed = sum(e.busy_us for e in events if isinstance(e, Faulted) and e.device == name)
         busy = failed + sum(c.end_us - c.start_us for c in chunks)
-        lost = failed + sum(c.end_us - c.start_us for c in chunks if (c.problem, c.request) not in used)
+        lost = failed + sum(c.end_us - c.start_us for c in chunks if used.isdisjoint((c.problem, n) for n in c.wrote()))
         device = plan.machine.device(name)
         idle = idle_mj(device, max(0, span_us - busy))
         share = busy / span_us if span_us else 0.0

@@ -74,7 +74,13 @@ class Chunk:
     """Started before it was known to be needed."""
     cycles: int = 0
     """Simulated clock cycles of a device in simulation; 0 for all others."""
+    beside: dict[str, int] = field(default_factory=dict)
+    """Further drafts of the step that the same pass wrote: tokens by request. `tokens_out` counts them too."""
     kind: str = "chunk"
+
+    def wrote(self) -> dict[str, int]:
+        """Tokens of each draft by request."""
+        return {self.request: self.tokens_out - sum(self.beside.values()), **self.beside}
 
 
 @dataclass(frozen=True)

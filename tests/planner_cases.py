@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from planner.plan import Plan
 from planner.policy import Node, Step
 from planner.presets import preset
 from planner.problems.base import Problem
-from planner.runtime.backend import Handed, ModelInfo, Output, Work
+from planner.runtime.backend import Handed, ModelInfo, Output, Work, one_by_one
 from planner.runtime.engine import Engine
 from planner.runtime.session import Solved
 from planner.runtime.worker import VirtualWorkers, modelled
@@ -341,11 +341,12 @@ class LetterBackend:
 
     vocabularies: Mapping[str, Sequence[str]] = field(default_factory=lambda: dict.fromkeys(RoleName, LETTERS))
     context_tokens: int = 500
+    batches: bool = True
     held: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     log: list[Work] = field(default_factory=list)
 
     def load(self, name: str, role: Role, delimiter: str) -> ModelInfo:
-        return ModelInfo("00", str(self.vocabularies[RoleName(name)]), 0, 1, self.context_tokens)
+        return ModelInfo("00", str(self.vocabularies[RoleName(name)]), 0, 1, self.context_tokens, self.batches)
 
     def encode(self, name: str, text: str) -> tuple[int, ...]:
         words = sorted(self.vocabularies[RoleName(name)], key=len, reverse=True)
@@ -363,6 +364,8 @@ class LetterBackend:
         return "".join(self.vocabularies[RoleName(name)][t] for t in tokens)
 
     def run(self, work: Work) -> Output:
+        if work.beside:
+            return one_by_one(work, self.run, partial(self.fork, work.role), partial(self.rewind, work.role))
         self.log.append(work)
         held = self.held.setdefault((work.role, work.sequence), [])
         if work.keep > len(held):

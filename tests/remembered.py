@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 from planner.errors import UserError
-from planner.runtime.backend import Backend, Handed, ModelInfo, Output, Work
+from planner.runtime.backend import Backend, Handed, ModelInfo, Output, Work, one_by_one
 from planner.runtime.faults import DeviceFault, Fault, FaultKind
 from planner.workflow import Role
 
@@ -104,6 +104,8 @@ class Remembered:
         return self._memory.decode(name, tuple(tokens))
 
     def run(self, work: Work) -> Output:
+        if work.beside:
+            return one_by_one(work, self.run, partial(self.fork, work.role), partial(self.rewind, work.role))
         held = self._held.setdefault((work.role, work.sequence), [])
         if work.keep > len(held):
             raise ValueError(f"{work.role} holds {len(held)} tokens, not {work.keep}")

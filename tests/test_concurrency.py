@@ -170,3 +170,16 @@ def test_an_engine_solves_one_batch_at_a_time() -> None:
 def test_a_load_under_which_nothing_could_run_is_refused(concurrency: int) -> None:
     with pytest.raises(UserError, match=f"concurrency is {concurrency}; use 1 or more"):
         Load(concurrency)
+
+
+def test_no_problem_starves() -> None:
+    """A target's step is the last thing in the order of the plan, and every other problem asks for earlier ones."""
+    order = {"a": ("DRAFT@0", "VERIFY@0", "PREFILL@0", "REFINE@0")}
+    flow = workflow(statistics=replace(FLOW.statistics, accept=0.97, steps=4))
+    plan = quick_plan(flow, placement=dict.fromkeys(APART, "a"), priorities=order)
+    events: list[Event] = []
+    simulate(plan, COSTS, 200, 3, events.append, Demand(4))
+    begun = [e.problem for e in events if isinstance(e, ProblemStarted)]
+    ended = [e.problem for e in events if isinstance(e, ProblemEnded)]
+    # Of those that began later no more may end before it than there were beside it, a few times over.
+    assert max(ended.index(problem) - at for at, problem in enumerate(begun)) <= 12

@@ -149,6 +149,18 @@ def test_several_drafts_of_a_step_run_ahead_and_nothing_behind_them(kind: Policy
     assert wanted(alone, at_first) == [(second, 0, False)]
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_drafts_of_a_step_are_written_in_one_pass_where_the_model_does_that(ahead: int) -> None:
+    made = plan(workflow=workflow(drafts=3), draft_ahead=ahead)
+    first, second, third = (Request(Op.DRAFT, ROOT, DRAFT, attempt) for attempt in range(3))
+    alone = Situation(first, ROOT, {}, never)
+    assert dispatch(made, {"p": alone}, {"a"})["a"].also == ()
+    together = replace(alone, batches=True)
+    assert dispatch(made, {"p": together}, {"a"}) == {"a": Start(first, 0, False, "p", (second, third))}
+    rest = replace(together, need=second, known={first: step("one")}, unfit={third})
+    assert dispatch(made, {"p": rest}, {"a"}) == {"a": Start(second, 0, False, "p")}
+
+
 # --- order ---
 
 
@@ -206,6 +218,12 @@ def test_of_two_problems_that_need_the_same_device_the_older_goes_first() -> Non
     early = Situation(draft(ROOT), ROOT, {}, never)
     assert dispatch(plan(), {"old": early, "new": early}, {"a"})["a"].problem == "old"
     assert dispatch(plan(), {"new": early, "old": early}, {"a"})["a"].problem == "new"
+
+
+def test_of_many_problems_the_oldest_gets_what_it_needs_wherever_the_plan_has_it() -> None:
+    on_one = plan(placement=dict.fromkeys(APART, "a"), priorities={"a": ("DRAFT@0", "VERIFY@0", "REFINE@0")})
+    refused, fresh = Situation(REFINE, ROOT, {}, never), Situation(draft(ROOT), ROOT, {}, never)
+    assert dispatch(on_one, {"old": refused, "new": fresh, "newer": fresh}, {"a"})["a"].problem == "old"
 
 
 def test_a_verifier_pass_holds_steps_of_one_problem() -> None:

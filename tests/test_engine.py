@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -413,3 +415,21 @@ def test_chunks_say_how_much_of_their_step_is_there():
         assert begun + work.max_new <= work.step_tokens <= plan.workflow.budget.step_tokens
         seen[step] = begun + 2
     assert max(seen.values()) > 2
+
+
+@pytest.mark.parametrize("name", ["serial", "overlapped"])
+@pytest.mark.parametrize("chunk", [1, 2, 12])
+def test_drafts_written_in_one_pass_are_those_written_alone(name: str, chunk: int) -> None:
+    flow = workflow(drafts=3, accept=0.6, sampling=Sampling(1.0, 4), budget=Budget(6, 60, 12))
+    plan = quick_plan(flow, name, chunk_tokens=chunk)
+    alone, _ = run_letters(plan, ("a", "bc", "ccb"), partial(LetterBackend, batches=False))
+    together, events = run_letters(plan, ("a", "bc", "ccb"))
+    assert committed(together) == committed(alone)
+    chunks = [e for e in events if isinstance(e, Chunk) and e.beside]
+    assert chunks and all(e.role == DRAFT and len(e.beside) <= 2 for e in chunks)
+    lengths: Counter[tuple[str, str]] = Counter()
+    for event in (e for e in events if isinstance(e, Chunk) and e.op == Op.DRAFT):
+        lengths.update({(event.problem, request): tokens for request, tokens in event.wrote().items()})
+    texts = [step.tokens for s in together for step in s.outcome.node.path if step.source == DRAFT]
+    path = {(e.problem, name) for e in events if isinstance(e, ProblemEnded) for name in e.path}
+    assert sorted(lengths[key] for key in path & lengths.keys()) == sorted(map(len, texts))

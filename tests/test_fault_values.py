@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from planner_cases import THREE, LinearCosts
 
-from planner.runtime.backend import Handed, Output, Work
+from planner.runtime.backend import Handed, Output, Sibling, Work
 from planner.runtime.faults import DeviceFault, Fault, FaultKind, fault_of, with_device, without, wrong_output
 from planner.runtime.worker import Patience, modelled
 
@@ -62,3 +62,12 @@ def test_patience_follows_the_cost_model_above_a_floor() -> None:
     calm = Patience(modelled(LinearCosts(otherwise_us=10)), factor=3, least_us=1000)
     assert calm.limit_us("a", work) == 3 * (10 + 1000)
     assert calm.limit_us("a", replace(work, max_new=1)) == 1000
+
+
+def test_drafts_that_are_written_together_are_each_looked_at() -> None:
+    work = Work("draft", "0", 0, (1,), 4, beside=(Sibling(7, (), 4), Sibling(8, (5, 6), 2)))
+    one = Output((2, 3))
+    assert wrong_output(work, Output((2,), beside=(one, one)), 8) is None
+    for beside in ((), (one,), (one, one, one), (one, Output()), (one, Output((1, 2, 3))), (Output((-1,)), one)):
+        found = wrong_output(work, Output((2,), beside=beside), 8)
+        assert found is not None and found.kind is FaultKind.BAD_OUTPUT

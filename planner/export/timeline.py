@@ -192,7 +192,7 @@ def happened(found: Sequence[Episode]) -> Timeline:
 
 
 def _happened_box(c: Chunk, episode: Episode, zero: int) -> Box:
-    wasted = episode.end is not None and c.request not in episode.end.used
+    wasted = episode.end is not None and set(c.wrote()).isdisjoint(episode.end.used)
     span = (c.start_us - zero, max(c.start_us, c.end_us) - zero)
     counts = (c.round, c.tokens_in, c.tokens_out)
     return Box(c.request, c.device, *span, c.op, c.role, *counts, c.speculative, wasted)

@@ -95,6 +95,16 @@ class Work:
     label: str = ""
     """Names the work in profiles."""
 
+    @property
+    def tokens_in(self) -> int:
+        """Tokens that are read, those that the drafts beside begin with too."""
+        return len(self.feed) + sum(len(sibling.begun) for sibling in self.beside)
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens may be written, in all drafts."""
+        return self.max_new + sum(sibling.max_new for sibling in self.beside)
+
 
 @dataclass(frozen=True)
 class Output:
@@ -116,6 +126,11 @@ class Output:
     """The step's, delimiter included, if it is over and its text was asked for."""
     beside: tuple[Output, ...] = ()
     """What each of the drafts beside it gave."""
+
+    @property
+    def tokens_out(self) -> int:
+        """Tokens that were written, in all drafts."""
+        return len(self.tokens) + sum(len(other.tokens) for other in self.beside)
 
 
 class Backend(Protocol):

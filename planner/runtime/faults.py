@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from planner.errors import UserError
 from planner.machine import Machine
-from planner.runtime.backend import Output, Work
+from planner.runtime.backend import Output, Sibling, Work
 
 
 class FaultKind(StrEnum):
@@ -70,11 +71,15 @@ def wrong_output(work: Work, output: Output, kv_bytes: int) -> Fault | None:
     `kv_bytes` is what a token takes in the cache of the role.
     """
     tokens, scores = output.tokens, output.scores
-    if not (len(tokens) <= work.max_new and (tokens or not work.max_new)):
-        asked = f"1 to {work.max_new}" if work.max_new else "none"
-        return Fault(FaultKind.BAD_OUTPUT, f"{len(tokens)} tokens came where {asked} were asked for")
-    if not all(isinstance(token, int) and token >= 0 for token in tokens):
-        return Fault(FaultKind.BAD_OUTPUT, f"{tokens} are no token ids")
+    if len(output.beside) != len(work.beside):
+        what = f"{len(output.beside)} further drafts came where {len(work.beside)} were asked for"
+        return Fault(FaultKind.BAD_OUTPUT, what)
+    for draft, most in ((tokens, work.max_new), *((o.tokens, s.max_new) for o, s in _beside(work, output))):
+        if not (len(draft) <= most and (draft or not most)):
+            asked = f"1 to {most}" if most else "none"
+            return Fault(FaultKind.BAD_OUTPUT, f"{len(draft)} tokens came where {asked} were asked for")
+        if not all(isinstance(token, int) and token >= 0 for token in draft):
+            return Fault(FaultKind.BAD_OUTPUT, f"{draft} are no token ids")
     if work.hand_over and output.handed is None:
         return Fault(FaultKind.BAD_OUTPUT, "no cache came where one was asked for")
     if output.handed is not None and (
@@ -87,6 +92,10 @@ def wrong_output(work: Work, output: Output, kv_bytes: int) -> Fault | None:
     if not all(0.0 <= score <= 1.0 for score in scores):
         return Fault(FaultKind.BAD_OUTPUT, f"the scores {scores} are not all from 0 to 1")
     return None
+
+
+def _beside(work: Work, output: Output) -> Iterator[tuple[Output, Sibling]]:
+    return zip(output.beside, work.beside, strict=True)
 
 
 def without(machine: Machine, device: str) -> Machine:

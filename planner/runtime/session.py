@@ -26,7 +26,7 @@ from planner.policy import (
     temperature,
 )
 from planner.problems.base import Problem
-from planner.runtime.backend import Handed, Output, Work
+from planner.runtime.backend import Handed, Output, Sibling, Work
 from planner.runtime.caches import Caches
 from planner.runtime.host import Host, Solved
 from planner.runtime.worker import Done
@@ -186,6 +186,7 @@ class Session:
             tuple(self._streams()) if plan.shadow_sync else (),
             frozenset(self.handed),
             frozenset(self.unfit),
+            RoleName.DRAFT in self.prompt and self.host.models[RoleName.DRAFT].batches,
         )
 
     def work(self, start: Start) -> Work:
@@ -224,6 +225,14 @@ class Session:
             min_p=sampling.min_p,
             begun=begun,
             step_tokens=limit,
+            beside=tuple(self._sibling(other, limit) for other in start.also),
+        )
+
+    def _sibling(self, request: Request, limit: int) -> Sibling:
+        """Another draft of the step, as far as it is written."""
+        plan, begun = self.host.plan, tuple(self._begun(request))
+        return Sibling(
+            request.sampling_key(plan.workflow.sampling.seed), begun, min(plan.chunk_tokens, limit - len(begun))
         )
 
     def _question(self, role: RoleName) -> dict[str, Any]:
@@ -341,13 +350,15 @@ class Session:
             for asked, score in zip(requests, output.scores, strict=True):
                 self.known[asked] = rounded(score)
         elif work.max_new:
-            self._written(request, work, output)
+            self._written(request, work.begun, output)
+            for other, sibling, written in zip(start.also, work.beside, output.beside, strict=True):
+                self._written(other, sibling.begun, written)
             self.caches.append(request.role, work.sequence, output.tokens)
         self.advance()
 
-    def _written(self, request: Request, work: Work, output: Output) -> None:
+    def _written(self, request: Request, begun: tuple[int, ...], output: Output) -> None:
         """Add a chunk to the step that it belongs to; a step that is over becomes a result."""
-        tokens = (*work.begun, *output.tokens)
+        tokens = (*begun, *output.tokens)
         if output.text is None:
             self.partial[request] = list(tokens)
             return
@@ -368,11 +379,12 @@ class Session:
                 request.name,
                 done.start_us,
                 done.end_us,
-                len(work.feed),
-                len(done.output.tokens),
+                work.tokens_in,
+                done.output.tokens_out,
                 work.keep,
                 start.speculative,
                 done.output.cycles,
+                {r.name: len(o.tokens) for r, o in zip(start.also, done.output.beside, strict=False)},
             )
         )
 

@@ -235,7 +235,7 @@ def modelled(costs: Costs) -> Duration:
     """The time of a chunk by a cost model."""
 
     def duration_us(device: str, work: Work, output: Output) -> int:
-        return chunk_us(costs, RoleName(work.role), device, len(work.feed), len(output.tokens), work.keep)
+        return chunk_us(costs, RoleName(work.role), device, work.tokens_in, output.tokens_out, work.keep)
 
     return duration_us
 
@@ -257,5 +257,5 @@ class Patience:
         """The longest time for a chunk."""
         if self.duration is None:
             return self.otherwise_us
-        longest = Output(tokens=(0,) * work.max_new)
+        longest = Output(tokens=(0,) * work.most_tokens)
         return max(self.least_us, round(self.factor * self.duration(device, work, longest)))
