@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from importlib.metadata import entry_points
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -80,6 +81,7 @@ MaxEnergyOption = Annotated[
 
 @app.command()
 def run(
+    context: typer.Context,
     what: Annotated[Path | None, typer.Argument(help="A workflow (YAML) or a plan (JSON).", show_default=False)] = None,
     questions: Annotated[list[str] | None, typer.Argument(help="Problems, as people write them.")] = None,
     machine: MachineOption = "this-computer",
@@ -128,7 +130,7 @@ def run(
     """
     options = Options(wish=Wish(objective, *read_caps(max_latency, max_energy)), demand=Demand(concurrency))
     if going_on is not None:
-        _refuse_with_resume(what, file, folder)
+        _refuse_with_resume(context)
         job = cli_run.resume(going_on, fsync)
     else:
         if what is None:
@@ -141,6 +143,8 @@ def run(
         plan = made if isinstance(made, Plan) else _plan_for(made, machine, kind, costs, options, quiet=as_json)
         if seed is not None:
             plan = api.with_seed(plan, seed)
+        if deadline is not None and not isfinite(deadline):
+            raise UserError(f"--deadline is {deadline}", mend="give seconds, or leave it out")
         deadline_us = None if deadline is None else round(1e6 * deadline)
         job = cli_run.begin(
             cli_run.Settings(clock, concurrency, deadline_us, costs, replan), plan, problems, folder, fsync
@@ -150,12 +154,18 @@ def run(
         raise typer.Exit(code)
 
 
-def _refuse_with_resume(what: Path | None, file: Path | None, folder: Path | None) -> None:
-    given = {"WHAT": what, "--file": file, "--out": folder}
-    named = [name for name, value in given.items() if value is not None]
-    if named:
-        mend = "leave it out: the folder holds plan, problems and settings"
-        raise UserError(f"{named[0]} is given together with --resume", mend=mend)
+WITH_RESUME = {"going_on", "objective", "max_latency", "max_energy", "fsync", "shown", "as_json"}
+"""What may be said anew when a run goes on: all else is in its folder."""
+
+
+def _refuse_with_resume(context: typer.Context) -> None:
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in WITH_RESUME:
+            shown = parameter.opts[0] if parameter.opts[0].startswith("-") else name.upper()
+            mend = "leave it out: the folder holds plan, problems and settings"
+            raise UserError(f"{shown} is given together with --resume", mend=mend)
 
 
 @app.command("plan")

@@ -78,7 +78,7 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
     if job.batch is None:
         with _told_how_to_go_on(None):
             return _tell(job, _run(job, options, shown, as_json, None), [], as_json)
-    with closing(job.batch), _told_how_to_go_on(job.batch.folder):
+    with closing(job.batch), _told_how_to_go_on(job.batch):
         if job.batch.over:
             return _tell(job, None, [], as_json)
         path = _free_trace(job.batch.folder) if job.goes_on else job.batch.folder / "trace.jsonl"
@@ -170,8 +170,9 @@ def _free_trace(folder: Path) -> Path:
 
 
 @contextmanager
-def _told_how_to_go_on(folder: Path | None) -> Iterator[None]:
+def _told_how_to_go_on(job: Batch | None) -> Iterator[None]:
     """Ctrl-C and SIGTERM end with a sentence and the exit code of the signal."""
+    folder = job.folder if job else None
     hear()  # a Ctrl-C that ended the search for the plan is not the last one
     try:
         yield
@@ -180,7 +181,7 @@ def _told_how_to_go_on(folder: Path | None) -> Iterator[None]:
         err.print(f"stopped{how}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(stop.code if isinstance(stop, SystemExit) else 130)
     except UserError as error:
-        if folder is None:
-            raise
+        if job is None or job.over:
+            raise  # there is nothing to go on with
         mend = f"{error.mend}, then go on with `heteroreason run --resume {folder}`".removeprefix(", then ")
         raise UserError(error.what, where=error.where, mend=mend) from error

@@ -163,7 +163,7 @@ def event_statistics(plan: Plan, events: Sequence[Event]) -> Statistics:
     drafted, written = _step_lengths(events, RoleName.DRAFT), _step_lengths(events, RoleName.TARGET)
     return replace(
         old,
-        accept=old.accept if accept is None else accept,
+        accept=old.accept if accept is None else plan.workflow.policy.single(accept),
         accept_refined=1 - weak / len(scored) if scored else old.accept_refined,
         draft_step_tokens=max(1, round(np.mean(drafted))) if drafted else old.draft_step_tokens,
         target_step_tokens=max(1, round(np.mean(written))) if written else old.target_step_tokens,

@@ -137,7 +137,7 @@ class _Builder:
             [draft],
             behind=behind_verifier,
             tokens_in=policy.drafts * (stats.draft_step_tokens + self.question_tokens),
-            accept=1.0 - (1.0 - stats.accept_after(before)) ** policy.drafts,
+            accept=policy.best(stats.accept_after(before)),
         )
         accepted = (*node.guard, Literal(check, Verdict.ACCEPT))
         rejected = (*node.guard, Literal(check, Verdict.REJECT))

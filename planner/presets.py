@@ -72,12 +72,13 @@ def preset(
 def fixed_placement(workflow: Workflow, machine: Machine, placements: tuple[Placement, ...]) -> Placement:
     """The draft on an FPGA if there is one, the other roles spread over the rest in the machine's order."""
     roles = NEEDED_ROLES[workflow.policy.kind]
-    kinds = {d.name: d.kind for d in machine.devices}
     order = {d.name: i for i, d in enumerate(machine.devices)}
 
-    def taste(placement: Placement) -> tuple[bool, int, tuple[int, ...]]:
-        off_fpga = RoleName.DRAFT in placement and kinds[placement[RoleName.DRAFT]] is not DeviceKind.FPGA
-        return off_fpga, -len(set(placement.values())), tuple(order[placement[r]] for r in roles)
+    def taste(placement: Placement) -> tuple[bool, int, tuple[tuple[int, ...], ...]]:
+        draft = placement.get(RoleName.DRAFT)
+        off_fpga = draft is not None and machine.device(draft).kind is not DeviceKind.FPGA
+        places = tuple(tuple(order[member] for member in machine.members(placement[r])) for r in roles)
+        return off_fpga, -len(set(placement.values())), places
 
     return min(placements, key=taste)
 

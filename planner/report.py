@@ -194,7 +194,7 @@ def _span_us(events: Sequence[Event]) -> int:
             begun[event.problem] = last[event.problem] = event.at_us
         elif isinstance(event, Chunk):
             last[event.problem] = max(last[event.problem], event.end_us)
-        elif isinstance(event, ProblemEnded):
+        elif isinstance(event, ProblemEnded) or (isinstance(event, Faulted) and event.problem in last):
             last[event.problem] = max(last[event.problem], event.at_us)
     total = until = 0
     for problem, start in sorted(begun.items(), key=lambda item: item[1]):
@@ -207,9 +207,12 @@ def _devices(plan: Plan, events: Sequence[Event], ends: list[ProblemEnded], span
     used = {(e.problem, name) for e in ends for name in e.used}
     rows = []
     moves = [(*e.placement.values(), *e.prefill_on.values()) for e in events if isinstance(e, Replanned)]
-    for name in dict.fromkeys(name for places in (plan.places, *moves) for name in places):
-        chunks = [e for e in events if isinstance(e, Chunk) and e.device == name]
-        failed = sum(e.busy_us for e in events if isinstance(e, Faulted) and e.device == name)
+    places = dict.fromkeys(place for places in (plan.places, *moves) for place in places)
+    for name in dict.fromkeys(member for place in places for member in plan.machine.members(place)):
+        # Work of devices that compute together keeps each of them busy.
+        within = {place for place in places if name in plan.machine.members(place)}
+        chunks = [e for e in events if isinstance(e, Chunk) and e.device in within]
+        failed = sum(e.busy_us for e in events if isinstance(e, Faulted) and e.device in within)
         busy = failed + sum(c.end_us - c.start_us for c in chunks)
         lost = failed + sum(c.end_us - c.start_us for c in chunks if used.isdisjoint((c.problem, n) for n in c.wrote()))
         device = plan.machine.device(name)

@@ -131,6 +131,14 @@ class PolicyOptions:
     """What `specreason` asks the target after a step; one digit, 0 to 9, answers it."""
     self_score: SelfScore = SelfScore.EXPECTATION
 
+    def best(self, accept: float) -> float:
+        """The share of steps of which a draft is accepted, where `accept` of single drafts are."""
+        return 1.0 - (1.0 - accept) ** self.drafts
+
+    def single(self, share: float) -> float:
+        """The inverse: the share of single drafts, where of `share` of the steps one is accepted."""
+        return share if self.drafts == 1 else 1.0 - (1.0 - share) ** (1.0 / self.drafts)
+
 
 @dataclass(frozen=True)
 class Sampling:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from planner_cases import DRAFT, MODELS, PRM, TARGET, THREE, LinearCosts, device, machine, workflow
+from planner_cases import DRAFT, MODELS, PRM, TARGET, THREE, LinearCosts, device, machine, quick_plan, workflow
 from schedule_validator import faults
 
 from planner.api import as_machine
@@ -18,9 +18,12 @@ from planner.machine import Machine, all_reduce_us, check, members, place_name, 
 from planner.passes import DraftAhead, PrefetchRefine, run_passes
 from planner.plan import Plan
 from planner.plan import check as check_plan
+from planner.presets import PRESETS, preset
+from planner.report import report
 from planner.schedule.instance import build
 from planner.schedule.search import Limit, solve
 from planner.shape import ModelShape
+from planner.trace import Chunk, ClockKind, ProblemEnded, ProblemStarted, RunStarted
 from planner.workflow import Arithmetic, Numerics, Role, Workflow
 
 PAIR = Numerics(Arithmetic.FLOAT32, tensor_parallel=2)
@@ -124,6 +127,24 @@ def test_a_plan_may_place_a_role_on_a_set() -> None:
     wrong = replace(plan, placement={**plan.placement, TARGET: "a"})
     with pytest.raises(UserError, match=r"placement\.target is 'a', which does not compute float32"):
         check_plan(wrong, "plan")
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_fixed_plans_place_a_role_on_a_set_too(name: str) -> None:
+    plan = preset(name, pairs(), THREE, LinearCosts(), dict(MODELS))
+    assert {role: len(members(place)) for role, place in plan.placement.items()} == {DRAFT: 1, PRM: 1, TARGET: 2}
+
+
+def test_the_report_counts_each_device_once_however_it_is_used() -> None:
+    plan = quick_plan(pairs(), placement={DRAFT: "a", PRM: "a", TARGET: "a+b"})
+    head, start = RunStarted(plan.hash, "x", ClockKind.VIRTUAL), ProblemStarted("p", "?", 0, 0)
+    both = Chunk("p", "a+b", TARGET, "REFINE", 0, "r", 0, 600, 1, 1, 0, False)
+    one = Chunk("p", "a", DRAFT, "DRAFT", 0, "d", 600, 900, 1, 1, 0, False)
+    end = ProblemEnded("p", 1000, "answer", "3", True, ("x",), ("r", "d"))
+    found = {use.device: use for use in report(plan, [head, start, both, one, end]).devices}
+    assert {name: (use.busy_us, use.utilisation) for name, use in found.items()} == {"a": (900, 0.9), "b": (600, 0.6)}
+    # 10 W while busy, 1 W else: microseconds times watts are microjoules.
+    assert sum(use.energy_mj for use in found.values()) == pytest.approx((1500 * 10 + 500) / 1000)
 
 
 def test_a_large_model_fits_on_a_set_where_one_card_is_too_small() -> None:

@@ -338,7 +338,14 @@ def test_the_command_goes_on_after_sigterm(tmp_path: Path, capsys: pytest.Captur
         (["run", "{sums}", "--resume", "{tmp}"], "WHAT is given together with --resume"),
         (["run", "--resume", "{tmp}", "--out", "{tmp}"], "--out is given together with --resume"),
         (["run", "{sums}", "--concurrency", "0"], "--concurrency"),
+        (["run", "--resume", "{tmp}", "--seed", "0"], "--seed is given together with --resume"),
+        (["run", "--resume", "{tmp}", "--clock", "wall"], "--clock is given together with --resume"),
+        (["run", "--resume", "{tmp}", "--costs", "x.json"], "--costs is given together with --resume"),
+        (["run", "--resume", "{tmp}", "--deadline", "3"], "--deadline is given together with --resume"),
+        (["run", "--resume", "{tmp}", "-n", "3"], "is given together with --resume"),
         (["run", "{sums}", "--deadline", "0"], "--deadline"),
+        (["run", "{sums}", "--deadline", "inf"], "--deadline is inf; give seconds, or leave it out"),
+        (["run", "{sums}", "--deadline", "nan"], "--deadline"),
     ],
 )
 def test_bad_words(words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,8 @@ from planner.runtime.engine import Engine, Load
 from planner.runtime.watch import Live, Margins, ScaledCosts
 from planner.runtime.worker import VirtualWorkers, modelled
 from planner.schedule.aim import Cap, Objective
-from planner.trace import Chunk, Event, Replanned
-from planner.workflow import Budget, Statistics
+from planner.trace import Chunk, Decided, Event, Replanned
+from planner.workflow import Budget, Sampling, Statistics
 
 QUESTIONS = tuple("abc"[n % 3] * (1 + n // 3) for n in range(12))
 FLOW = workflow(accept=0.6, accept_refined=0.5, budget=Budget(6, 60, 12), statistics=Statistics(accept=0.95))
@@ -80,6 +80,19 @@ def test_acceptance_that_is_not_as_assumed_leads_to_another_plan() -> None:
     assert any("accepted where the plan assumes 95%: plan anew" in line for line in report(plan, events).replanned)
     # The new plan assumes what was seen, so that it is not made again and again.
     assert len(again) <= 3
+
+
+def test_the_best_of_several_drafts_is_not_taken_for_a_single_one() -> None:
+    policy = replace(FLOW.policy, drafts=3)
+    flow = replace(FLOW, policy=policy, sampling=Sampling(1.0, 0), statistics=Statistics(accept=0.5))
+    plan, watch = quick_plan(flow, placement=APART), Live(LinearCosts(), plan_nothing, FEW)
+    with closing(watch):
+        for number in range(40):
+            event = "accepted" if number % 8 else "refined"
+            watch.see(Decided("p", 0, event, 1, "draft", "x", {"draft": 0.9}, 0))
+        assert watch.off(plan) == "", "of 3 drafts with a share of 50% each one is accepted 7 of 8 times"
+        said = replace(plan, workflow=replace(flow, statistics=Statistics(accept=0.85)))
+        assert watch.off(said).startswith("50% of the drafts")
 
 
 def test_costs_that_are_not_as_modelled_lead_to_another_plan() -> None:

@@ -451,3 +451,101 @@ def test_all_devices_that_refuse_at_once_are_told_of() -> None:
     engine = Engine(plan, workers, Letters(), events.append, replan=on_what_is_left(plan))
     assert set(engine.plan.placement.values()) == {"c"}
     assert [e.device for e in events if isinstance(e, Faulted) and e.lost] == ["a", "b"]
+
+
+# --- several runs, deadlines, arrivals ---
+
+
+def test_what_later_runs_of_a_vote_read_again_counts_as_used() -> None:
+    """Each run has a root of its own, which its prompts are named after."""
+    flow = replace(seeded(1), policy=replace(seeded(1).policy, vote=3))
+    plan = quick_plan(flow, placement=APART, prefill_on={DRAFT: "c"}, priorities={})
+    _, events = run_letters(plan, ("cab",))
+    last = sum(isinstance(e, Chunk) and e.device == "a" for e in events) - 1
+
+    class FailsLate(LetterBackend):
+        calls = 0
+
+        def run(self, work: Work) -> Output:
+            self.calls += 1
+            if self.calls == last:
+                raise ZeroDivisionError("oh")
+            return super().run(work)
+
+    _, events = solve(plan, {"a": FailsLate(), "b": LetterBackend(), "c": LetterBackend()}, questions=("cab",))
+    (end,) = (e for e in events if isinstance(e, ProblemEnded))
+    read = [e for e in events if isinstance(e, Chunk) and e.op in ("PREFILL", "TRANSFER") and e.role == DRAFT]
+    assert len(read) > 2 and {e.request for e in read} <= set(end.used)
+
+
+def test_a_deadline_amid_a_vote_gives_the_answer_of_the_first_run() -> None:
+    hits = 0
+    for seed in range(12):
+        alone = run_letters(quick_plan(seeded(seed), placement=APART), ("cab",))[0][0]
+        flow = replace(seeded(seed), policy=replace(seeded(seed).policy, vote=3))
+        load = Load(deadline_us=alone.latency_us + 5)
+        backends = {d: LetterBackend() for d in "abc"}
+        (found,), _ = solve(quick_plan(flow, placement=APART), backends, load, questions=("cab",))
+        if found.outcome.status is Status.DEADLINE:
+            assert (found.answer, found.steps, found.correct) == (alone.answer, alone.steps, alone.correct)
+            hits += found.answer is not None
+    assert hits
+
+
+def test_nothing_is_begun_for_a_problem_whose_time_is_up() -> None:
+    backends = {d: LetterBackend() for d in "abc"}
+    questions = tuple("cab"[: 1 + n % 3] * (1 + n // 3) for n in range(12))
+    load = Load(1, [0] * len(questions), deadline_us=500)
+    _, events = solve(quick_plan(FLOW, placement=APART), backends, load, questions=questions)
+    late = {e.problem for e in events if isinstance(e, ProblemStarted) and e.at_us >= e.arrived_us + 500}
+    assert late and not any(isinstance(e, Chunk) and e.problem in late for e in events)
+    assert late < {e.problem for e in events if isinstance(e, ProblemEnded) and e.status == "deadline"}
+
+
+def test_problems_come_in_the_order_of_their_times() -> None:
+    backends = {d: LetterBackend() for d in "abc"}
+    _, events = solve(quick_plan(FLOW, placement=APART), backends, Load(1, [9000, 0, 4000]), questions=("a", "bc", "b"))
+    starts = [e for e in events if isinstance(e, ProblemStarted)]
+    assert [e.arrived_us for e in starts] == [0, 4000, 9000]
+    with pytest.raises(UserError, match="there are 1 arrivals for 2 problems"):
+        solve(quick_plan(FLOW, placement=APART), backends, Load(1, [0]), questions=("a", "bc"))
+
+
+def test_work_that_hangs_after_the_deadline_is_part_of_the_time_that_devices_were_there() -> None:
+    class Hangs(LetterBackend):
+        left = 0
+
+        def run(self, work: Work) -> Output:
+            self.left -= 1
+            if self.left == 0:
+                raise DeviceFault(Fault(FaultKind.HUNG, "hung"))
+            return super().run(work)
+
+    plan = quick_plan(FLOW, placement=APART, priorities={})
+    late = 0
+    for at in range(2, 16):
+        broken = Hangs()
+        broken.left = at
+        backends = {"a": broken, "b": LetterBackend(), "c": LetterBackend()}
+        (found,), events = solve(plan, backends, Load(deadline_us=600), questions=("cab",))
+        late += found.outcome.status is Status.DEADLINE and any(isinstance(e, Faulted) for e in events)
+        assert all(0 <= use.utilisation <= 1 for use in report(plan, events).devices)
+    assert late
+
+
+def test_a_tokenizer_that_hangs_while_it_is_tried_is_lost() -> None:
+    """Its late answer must not be taken for that to another call."""
+
+    class Slow(LetterBackend):
+        def encode_prompt(self, name: str, text: str) -> tuple[int, ...]:
+            if text == Letters.delimiter:
+                raise DeviceFault(Fault(FaultKind.HUNG, "no answer"))
+            if text.startswith("bc"):
+                raise ZeroDivisionError("oh")
+            return super().encode_prompt(name, text)
+
+    plan = quick_plan(FLOW, placement=APART, priorities={})
+    backends = {"a": LetterBackend(), "b": LetterBackend(), "c": Slow()}
+    solved, events = solve(plan, backends, Load(2), questions=("cab", "bc", "ab"))
+    assert committed(solved) == committed(run_letters(plan, ("cab", "bc", "ab"))[0])
+    assert [e.fault for e in events if isinstance(e, Faulted) and e.lost] == ["hung"]

@@ -223,6 +223,7 @@ class Engine:
                 self._sessions[label] = session
                 slots.pop()
                 session.begin()
+                session.expire(self.now_us())  # it may have waited for longer than it has
 
     def _text_is_bad(self, label: str, request: Request | None, failed: DeviceFault) -> bool:
         """Whether a device has failed again and again at making tokens of a text, and does so of others."""
@@ -239,7 +240,9 @@ class Engine:
             for role in (role for role, place in self.plan.placement.items() if place == device):
                 self.encode_prompt(role, self.problems.delimiter)
                 self.encode(role, self.problems.delimiter)
-        except DeviceFault:
+        except DeviceFault as failed:
+            if failed.fault.kind in LAST:
+                raise
             return False
         except UserError:
             pass  # it has looked at it
@@ -361,10 +364,15 @@ class Engine:
 
 
 def _arrivals(problems: Iterable[Problem], load: Load, now_us: int) -> Waiting:
-    """Each problem with the time that it arrives at, None for those that are there already."""
-    if load.arrivals_us is None:
-        return deque((None, p) for p in problems)
-    return deque((now_us + at, p) for at, p in zip(load.arrivals_us, problems, strict=True))
+    """Each problem with the time that it arrives at, None for those that are there already; the first to come first."""
+    todo, arrivals = list(problems), load.arrivals_us
+    if arrivals is None:
+        return deque((None, problem) for problem in todo)
+    if len(arrivals) != len(todo):
+        what = f"there are {len(arrivals)} arrivals for {len(todo)} problems"
+        raise UserError(what, where="load", mend="give a time for each problem")
+    order = sorted(range(len(todo)), key=lambda number: arrivals[number])
+    return deque((now_us + arrivals[number], todo[number]) for number in order)
 
 
 def _next_event(waiting: Waiting, sessions: Iterable[Session]) -> int | None:

@@ -121,7 +121,9 @@ class Session:
         """End with what is committed if the deadline is over."""
         if self.outcome is None and self.deadline_us is not None and now_us >= self.deadline_us:
             # Of several runs the first: which of them would have been elected is not known.
-            self._end(Status.DEADLINE, self.memory.first_end or self.base, now_us)
+            end = self.memory.first_end or self.base
+            answer = self.host.problems.answer(end.step.text) if end.step else None
+            self._end(Status.DEADLINE, end, now_us, answer)
 
     def cannot(self, start: Start, error: UserError) -> None:
         """Work cannot be written in its role's tokens: what runs ahead is left, what the policy waits for ends it."""
@@ -131,8 +133,8 @@ class Session:
             self.error = error
             self._end(Status.ERROR, self.base, self.host.now_us())
 
-    def _end(self, status: Status, node: Node, now_us: int) -> None:
-        self.outcome, self.end_us = Outcome(status, None, node, tuple(self.memory.decisions)), now_us
+    def _end(self, status: Status, node: Node, now_us: int, answer: str | None = None) -> None:
+        self.outcome, self.end_us = Outcome(status, answer, node, tuple(self.memory.decisions)), now_us
 
     def _noted(self, request: Request) -> Result:
         """A result that the policy goes on with, once it is in the journal."""
@@ -391,8 +393,10 @@ class Session:
     def close(self) -> Solved:
         """Put the end into the trace, once nothing runs for the problem any more, and give its result."""
         assert self.outcome is not None, "a session closes after its policy"
-        root = Node(None, None, self.problem.key)
-        prefill = [Request(op, root, role) for op in (Op.PREFILL, Op.TRANSFER) for role in self.prompt]
+        # Each of several runs has a root of its own.
+        roots = dict.fromkeys(list(request.node.lineage())[-1] for request in self.asked)
+        reading = [(op, role) for op in (Op.PREFILL, Op.TRANSFER) for role in self.prompt]
+        prefill = [Request(op, root, role) for root in roots for op, role in reading]
         written = {request.node for request in self.asked if request.op in (Op.REFINE, Op.BACKTRACK)}
         synced = [request for request in self.synced if request.node in written]
         used = [*prefill, *synced, *self.asked, *map(_twin, self.asked)]

@@ -128,7 +128,7 @@ class Live:
         """What the run has shown that the plan does not assume, in words; empty if nothing."""
         least, said = self.margins.samples, plan.workflow.statistics.accept
         if len(self._verdicts) >= least:
-            share = sum(self._verdicts) / len(self._verdicts)
+            share = self._share(plan.workflow)
             if abs(share - said) > self.margins.acceptance:
                 return f"{share:.0%} of the drafts are accepted where the plan assumes {said:.0%}"
         for (role, device), ratios in self._ratios.items():
@@ -154,8 +154,12 @@ class Live:
         """The workflow with the acceptance that the run shows."""
         if len(self._verdicts) < self.margins.samples:
             return workflow
-        share = round(sum(self._verdicts) / len(self._verdicts), 3)
+        share = round(self._share(workflow), 3)
         return replace(workflow, statistics=replace(workflow.statistics, accept=share))
+
+    def _share(self, workflow: Workflow) -> float:
+        """The share of drafts that are accepted, as the workflow's statistics count it."""
+        return workflow.policy.single(sum(self._verdicts) / len(self._verdicts))
 
 
 class _Aside:
