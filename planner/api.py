@@ -147,11 +147,12 @@ def replanner(
 ) -> Callable[..., Plan]:
     """Makes plans of the kind and for the goal of this one: `make(machine, workflow, ratios={})`.
 
-    See `planner.runtime.watch.Make`.
+    See `planner.runtime.watch.Make`. A Ctrl-C meanwhile is for the run that the plan is for, not for the search alone.
     """
     kind = plan.name if plan.name in PLAN_NAMES else "auto"
     wish = Wish(plan.objective, plan.max_latency, plan.max_energy)
-    return partial(_plan_on, kind=kind, costs=costs, options=replace(options or Options(), wish=wish))
+    options = replace(options or Options(), wish=wish, best_when_stopped=False)
+    return partial(_plan_on, kind=kind, costs=costs, options=options)
 
 
 def _plan_on(

@@ -66,6 +66,8 @@ class Options:
     wish: Wish = field(default_factory=Wish)
     demand: Demand = field(default_factory=Demand)
     """Problems at once that the plan is chosen for."""
+    best_when_stopped: bool = True
+    """Whether a KeyboardInterrupt ends the search only, with the best plan so far."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,9 @@ def solved(
 ) -> Plan:
     """The solver's own plan.
 
-    A KeyboardInterrupt ends the search: the best plan so far has status `interrupted`. Raises UserError if the
-    workflow does not fit on the machine, or if no plan that was found keeps the caps.
+    A KeyboardInterrupt ends the search: the best plan so far has status `interrupted`, unless the options say that it
+    is passed on. Raises UserError if the workflow does not fit on the machine, or if no plan that was found keeps the
+    caps.
     """
     task = _Task(workflow, machine, costs, models, options or Options(), progress)
     return _solved(task)[0]
@@ -185,6 +188,8 @@ def _tuned(task: _Task, aim: Aim, judge: Judge, other: Plan | None = None) -> Pl
             raise
     except KeyboardInterrupt:
         stopped = True
+    if stopped and not task.options.best_when_stopped:
+        raise KeyboardInterrupt
     return _with_timeline(task, best, aim, bounds, stopped)
 
 

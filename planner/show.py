@@ -30,28 +30,43 @@ STYLE = {Turn.ACCEPTED: "green", Turn.REFINED: "yellow", Turn.KEPT_WEAK: "magent
 
 
 class Ticker:
-    """Prints each decision as it is taken."""
+    """Prints each decision of the oldest problem that is not over as it is taken; what others do waits for its turn."""
 
     def __init__(self, console: Console, most: int) -> None:
-        """At most `most` problems are shown step by step; the others are counted."""
-        self._console, self._most, self._begun = console, most, 0
+        """At most `most` problems are shown step by step."""
+        self._console, self._left = console, most
+        self._lines: dict[str, list[str]] = {}
+        """What is still to be printed of each problem that is shown, the oldest first."""
+        self._over: set[str] = set()
 
     def __call__(self, event: Event) -> None:
         """Take in an event of a run."""
         if isinstance(event, Faulted | Replanned):
             self._console.print(f"[yellow]{escape(happening(event))}[/yellow]")
-        elif isinstance(event, ProblemStarted):
-            self._begun += 1
-            if self._begun <= self._most:
-                self._console.print(f"\n[bold]{escape(event.question)}[/bold]")
-        elif self._begun > self._most:
-            return
-        elif isinstance(event, Decided):
-            self._console.print(decision_line(event))
-        elif isinstance(event, ProblemEnded):
-            mark = {True: "[green]right[/green]", False: "[red]wrong[/red]", None: "not graded"}[event.correct]
-            answer = "no answer" if event.answer is None else f"answer [bold]{escape(event.answer)}[/bold]"
-            self._console.print(f"  {answer}, {mark} ({event.status})")
+        elif isinstance(event, ProblemStarted) and self._left:
+            self._left -= 1
+            self._lines[event.problem] = [f"\n[bold]{escape(event.question)}[/bold]"]
+        elif isinstance(event, Decided) and event.problem in self._lines:
+            self._lines[event.problem].append(decision_line(event))
+        elif isinstance(event, ProblemEnded) and event.problem in self._lines:
+            self._lines[event.problem].append(_end_line(event))
+            self._over.add(event.problem)
+        self._print()
+
+    def _print(self) -> None:
+        for problem, lines in list(self._lines.items()):
+            for line in lines:
+                self._console.print(line)
+            lines.clear()
+            if problem not in self._over:
+                return
+            del self._lines[problem]
+
+
+def _end_line(event: ProblemEnded) -> str:
+    mark = {True: "[green]right[/green]", False: "[red]wrong[/red]", None: "not graded"}[event.correct]
+    answer = "no answer" if event.answer is None else f"answer [bold]{escape(event.answer)}[/bold]"
+    return f"  {answer}, {mark} ({event.status})"
 
 
 def happening(event: Faulted | Replanned) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
+from io import StringIO
 from itertools import islice, pairwise
 from random import Random
 
@@ -23,6 +24,7 @@ from planner_cases import (
     workflow,
     workflows,
 )
+from rich.console import Console
 
 from planner.api import in_order
 from planner.errors import UserError
@@ -31,8 +33,9 @@ from planner.policy import Status
 from planner.runtime.engine import Engine, Load
 from planner.runtime.host import Solved
 from planner.runtime.worker import VirtualWorkers, modelled
+from planner.show import Ticker
 from planner.simulate import Demand, simulate
-from planner.trace import Chunk, Event, ProblemEnded, ProblemStarted
+from planner.trace import Chunk, Decided, Event, ProblemEnded, ProblemStarted
 from planner.workflow import Statistics, Workflow
 
 QUESTIONS = ("a", "bc", "a", "b", "ccb", "ab")
@@ -170,6 +173,23 @@ def test_an_engine_solves_one_batch_at_a_time() -> None:
 def test_a_load_under_which_nothing_could_run_is_refused(concurrency: int) -> None:
     with pytest.raises(UserError, match=f"concurrency is {concurrency}; use 1 or more"):
         Load(concurrency)
+
+
+def test_what_is_shown_stands_under_its_own_question() -> None:
+    _, events = run_load(quick_plan(FLOW, "overlapped", placement=APART), Load(4))
+    console = Console(file=StringIO(), width=200)
+    ticker = Ticker(console, 5)
+    for event in events:
+        ticker(event)
+    shown = console.file.getvalue().strip().split("\n\n")
+    starts = [e for e in events if isinstance(e, ProblemStarted)][:5]
+    assert [block.splitlines()[0] for block in shown] == [e.question for e in starts]
+    for block, start in zip(shown, starts, strict=True):
+        steps = [e.text for e in events if isinstance(e, Decided) and e.problem == start.problem]
+        (end,) = (e for e in events if isinstance(e, ProblemEnded) and e.problem == start.problem)
+        lines = block.splitlines()[1:]
+        assert all(step in line for step, line in zip(steps, lines[:-1], strict=True))
+        assert f"({end.status})" in lines[-1] and (end.answer or "no answer") in lines[-1]
 
 
 def test_no_problem_starves() -> None:

@@ -108,6 +108,21 @@ def test_ctrl_c_in_the_api_gives_the_best_plan_so_far() -> None:
     assert (code, said.splitlines()[-1]) == (0, "interrupted True True"), said
 
 
+def test_ctrl_c_while_a_run_plans_anew_is_for_the_run() -> None:
+    """Else it would go on, and hear no second one."""
+    code, said = interrupted("""
+        from dataclasses import replace
+        from planner import api
+        from planner.choose import Options
+        plan = replace(api.plan("examples/countdown.yaml", "3x3090", "overlapped"), name="auto")
+        again = api.replanner(plan, None, Options(rounds=4, work=1e6, limit_s=100))
+        print("begin", flush=True)
+        again(plan.machine, plan.workflow)
+        print("went on")
+        """)
+    assert code != 0 and "KeyboardInterrupt" in said and "went on" not in said, said
+
+
 def test_ctrl_c_on_the_command_line_gives_the_best_plan_so_far(tmp_path: Path) -> None:
     code, said = interrupted(f"""
         from planner import api, cli

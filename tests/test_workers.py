@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from planner_cases import (
 
 from planner.errors import UserError
 from planner.machine import Machine
+from planner.runtime import process
 from planner.runtime.backend import Work
 from planner.runtime.engine import Engine
 from planner.runtime.faults import DeviceFault, Fault, FaultKind
@@ -146,6 +148,20 @@ def test_a_shelf_keeps_one_backend_a_kind(board: Machine) -> None:
     assert shelf.backend(board.devices[0]) is not a
     shelf.close()
     shelf.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_processes_that_do_not_end_are_waited_for_together(board: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "CLOSE_TIMEOUT_S", 3.0)
+    with closing(ProcessWorkers(board)) as workers:
+        workers.load({DRAFT: ("a", LIVELY.roles[DRAFT]), PRM: ("b", LIVELY.roles[PRM])}, ".")
+        pids = [workers.encode(device, DRAFT, "pid")[0] for device in ("a", "b")]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        workers.close()
+        assert time.monotonic() - began < 5.5
+    assert not any(map(alive, pids))
 
 
 def test_a_virtual_clock_stands_still_but_for_waits() -> None:

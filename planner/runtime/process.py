@@ -121,8 +121,9 @@ class ProcessWorkers:
         for _, connection in self._processes.values():
             with suppress(OSError):  # it may be gone already
                 connection.send(None)
+        until = time.monotonic() + (0.0 if self._running else CLOSE_TIMEOUT_S)
         for process, _ in self._processes.values():
-            process.join(0.0 if self._running else CLOSE_TIMEOUT_S)
+            process.join(max(0.0, until - time.monotonic()))
         for device in list(self._processes):
             self.drop(device)
         self._over.clear()
