@@ -216,7 +216,7 @@ def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]
 def main() -> None:
     """Print a table for each case."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--problems", type=int, default=100, help="in each turn")
+    parser.add_argument("--problems", type=int, default=60, help="in each turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--cases", nargs="*", default=[""], help="those whose title has one of these in it")
     given = parser.parse_args()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from models_jax.cache_pool import CachePool
-from models_jax.generate import Progress, Sampler, advance, feed, rewards
+from models_jax.generate import Progress, Sampler, advance, advance_together, feed, rewards
 from models_jax.loading import load_checkpoint
 from models_jax.placement import Placement
 from models_jax.self_score import SelfScorer
 from models_jax.sequences import Held, Sequences
+from models_jax.siblings import Siblings
 from models_jax.speculate import Drafter
 from models_jax.stops import Stops
 from models_jax.text_format import TextFormat
@@ -69,13 +70,17 @@ class FloatRunner:
             with enough_memory(name):
                 self._drafter = Drafter(name, role.speculate, self._tokenizer, self._dtype, self._slots, placement)
         c = self.config
+        # A draft of tokens takes another way, and devices that compute together add in another order.
+        tries = self._row_block > 1 and not (c.reward_head or self._drafter or placement.spread)
         self.info = ModelInfo(
             model_hash=model_hash(folder),
             tokenizer_hash=self._format.hash,
             weight_bytes=sum(w.nbytes for w in self._weights) + (self._drafter.weight_bytes if self._drafter else 0),
             kv_bytes_per_token=2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * self._dtype(0).nbytes,
             context_tokens=context,
+            batches=tries,
         )
+        self._siblings = Siblings(self, self._row_block, c.vocab_size, tries=tries)
         self._blocks: tuple[int, ...] = (self._row_block,)
         with enough_memory(name):
             self._warm_up()
@@ -98,8 +103,11 @@ class FloatRunner:
             raise RuntimeError(f"role {self._name!r} is closed")
         if work.score and not (self.config.reward_head or work.ask):
             raise UserError(f"role {self._name!r} has no reward head to score with", mend="give it a reward model")
-        if work.max_new:
+        if work.max_new or work.beside:
             self._must_write()
+        if work.beside:
+            self._sequences.check_beside(work)
+            return self._siblings.run(work)
         held = self._sequences.open(work)
         if self._drafter:
             self._drafter.cut(work.sequence, work.keep)
@@ -109,6 +117,45 @@ class FloatRunner:
             if work.score:
                 return self._self_score(work, held)
             return self._write(work, held) if work.max_new else self._read(work, held)
+
+    def read(self, work: Work) -> None:
+        """Let a sequence hold what it is to hold before anything is generated, and read it but for its last token."""
+        held = self._sequences.open(work)
+        with enough_memory(self._name):
+            self._feed(work.sequence, held, held.length - 1)
+
+    def together(self, works: Sequence[Work]) -> list[Output]:
+        """Write in as many sequences at once, each as `run` would."""
+        with enough_memory(self._name), ExitStack() as stack:
+            held = [self._sequences.open(work) for work in works]
+            limits = [self._sequences.limit(work, each) for work, each in zip(works, held, strict=True)]
+            first = [each.length for each in held]
+            for work, each in zip(works, held, strict=True):
+                self._feed(work.sequence, each, each.length - 1)
+            lent = [stack.enter_context(self._caches.use(w.sequence, h)) for w, h in zip(works, held, strict=True)]
+            caches, done = advance_together(
+                self._weights,
+                tuple(each.cache for each in lent),
+                np.stack([each.tokens for each in held]),
+                *(np.array(numbers, np.int32) for numbers in (first, limits)),
+                self._samplers(works),
+                config=self.config,
+                row_block=self._row_block,
+            )
+            for each, cache in zip(lent, caches, strict=True):
+                each.cache = cache
+            rows, lengths, states = (np.asarray(part) for part in done)
+        found = []
+        for each, row, start, length, state in zip(held, rows, first, lengths, states, strict=True):
+            each.append(row[start:length])
+            # The last token is left unread, as when one sequence is written.
+            each.computed = each.length - 1
+            found.append(self._output(tuple(row[start:length].tolist()), int(state)))
+        return found
+
+    def cache(self, sequence: str) -> Cache:
+        """The cache of a sequence that has one, to look at."""
+        return self._caches.peek(sequence)
 
     def rewind(self, sequence: str, tokens: int) -> None:
         """Forget all but the first `tokens` tokens; with 0 the cache is freed."""
@@ -204,6 +251,12 @@ class FloatRunner:
             top_p=np.float32(work.top_p),
             min_p=np.float32(work.min_p),
         )
+
+    def _samplers(self, works: Sequence[Work]) -> Sampler:
+        """The sampler of works that sample alike, with a key (n, 2) and a state (n,) for each."""
+        each = [self._sampler(work) for work in works]
+        keys, states = np.stack([one.key for one in each]), np.stack([one.state for one in each])
+        return each[0]._replace(key=keys, state=states)
 
     def _score(self, work: Work, held: Held) -> Output:
         self._feed(work.sequence, held, held.length)

@@ -170,6 +170,79 @@ def advance(
         return write(decoder(config, weights), at, limit, sampler, row_block)
 
 
+class Together(NamedTuple):
+    """What a loop over n sequences carries."""
+
+    cache: Cache
+    """Of n sequences."""
+    tokens: jax.Array
+    """(n, slots) int32: the sequences, then anything."""
+    length: jax.Array
+    """(n,) int32: so many tokens are in each, all but the last in its cache."""
+    state: jax.Array
+    """(n,) int32; see `Progress`."""
+
+
+def write_together(model: Decoder, at: Together, limit: jax.Array, sampler: Sampler, row_block: int) -> Together:
+    """Generate in all sequences until each is done; see `advance_together`."""
+    count, slots = at.tokens.shape
+    each = jnp.arange(count)
+
+    def live(at: Together) -> jax.Array:
+        return (at.state != sampler.stops.shape[1]) & (at.length < limit)
+
+    def body(at: Together) -> Together:
+        last = at.length - 1
+        block, positions = (jnp.pad(part, (0, row_block - count)) for part in (at.tokens[each, last], last))
+        block = jnp.minimum(block, model.config.vocab_size - 1)
+        mask = jnp.arange(slots, dtype=jnp.int32) <= positions[:, None]
+        hidden, cache = model.hidden(block[None], positions[None], mask[None], at.cache)
+        assert cache is not None
+
+        # One after the other: the head's product has the shape that it has for one sequence.
+        def one(of: tuple[jax.Array, ...]) -> jax.Array:
+            row, key, position, write = of
+            own = sampler._replace(key=key)
+            return jax.lax.cond(write, lambda: choose(model.logits(row), position, own), lambda: jnp.int32(0))
+
+        write = live(at)
+        token = jax.lax.map(one, (hidden[0, :count], jnp.asarray(sampler.key), at.length, write))
+        return Together(
+            cache=cache,
+            tokens=at.tokens.at[each, at.length].set(jnp.where(write, token, at.tokens[each, at.length])),
+            length=at.length + write,
+            state=jnp.where(write, jnp.asarray(sampler.stops)[token, at.state].astype(jnp.int32), at.state),
+        )
+
+    return jax.lax.while_loop(lambda at: jnp.any(live(at)), body, at)
+
+
+@partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("caches",))
+def advance_together(
+    weights: Weights,
+    caches: tuple[Cache, ...],
+    tokens: jax.Array,
+    length: jax.Array,
+    limit: jax.Array,
+    sampler: Sampler,
+    *,
+    config: ModelConfig,
+    row_block: int,
+) -> tuple[tuple[Cache, ...], tuple[jax.Array, ...]]:
+    """Generate in n sequences at once, each until its step's end or its `limit` tokens; n is `row_block` at most.
+
+    `tokens` are (n, slots), `length` and `limit` (n,), the sampler's keys (n, 2) and states (n,); all but the last
+    token of each is read. Alone a sequence would fill one row of each block, and the others would be padding; here
+    each has a row of the same block. Who is done reads its last token again until the others are. Gives the caches, and
+    tokens, lengths and states as in `Together`.
+    """
+    wide = jax.tree.map(lambda *parts: jnp.concatenate(parts), *caches)
+    at = Together(wide, tokens, length, jnp.asarray(sampler.state))
+    with jax.default_matmul_precision("highest"):
+        at = write_together(decoder(config, weights), at, limit, sampler, row_block)
+    return tuple(jax.tree.map(lambda part, i=i: part[i : i + 1], at.cache) for i in range(len(caches))), at[1:]
+
+
 @partial(jax.jit, static_argnames=("config", "row_block"), donate_argnames=("cache",))
 def feed(
     weights: Weights,

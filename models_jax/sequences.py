@@ -35,6 +35,15 @@ class Held:
         self.length += len(tokens)
 
 
+def apart(work: Work) -> list[Work]:
+    """The drafts beside `work`, each as a work that goes on from the same sequence."""
+    before, alone = work.keep + len(work.feed) - len(work.begun), replace(work, beside=())
+    return [
+        replace(alone, keep=before, feed=own.begun, begun=own.begun, key=own.key, max_new=own.max_new)
+        for own in work.beside
+    ]
+
+
 class Sequences:
     """The sequences of one role by name. All checks come before the first change."""
 
@@ -51,6 +60,13 @@ class Sequences:
         held.append(work.feed)
         self._held[work.sequence] = held
         return held
+
+    def check_beside(self, work: Work) -> None:
+        """Check a work and the drafts beside it."""
+        held = self._held.get(work.sequence) or self._empty()
+        self._check(work, held)
+        for own in apart(work):
+            self._check(own, replace(held, length=own.keep))
 
     def limit(self, work: Work, held: Held) -> int:
         """Length up to which `work` may generate: a full context cuts the last chunk short."""

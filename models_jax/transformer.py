@@ -117,8 +117,52 @@ class Attention(nnx.Module):
         """(batch, tokens, hidden) -> the same, and the keys and values attended to.
 
         `mask` (batch, tokens, keys) is true where a query may look. With `cached` keys and values
-        (batch, kv_heads, slots, head_dim) the new ones are written from slot `positions[0, 0]` on.
+        (batch, kv_heads, slots, head_dim) the new ones are written from slot `positions[0, 0]` on. A batch of 1 with
+        several cached sequences is a block whose tokens are each of another one.
         """
+        q, k, v = self._heads(x, positions)
+        if cached is None:
+            return self.o_proj(self._look(q, k, v, positions, mask)), (k, v)
+        if cached[0].shape[0] > x.shape[0]:
+            seen, kept = self._apart(q, k, v, positions, mask, cached)
+            return self.o_proj(seen), kept
+        at = (0, 0, positions[0, 0], 0)
+        k = jax.lax.dynamic_update_slice(cached[0], k.astype(cached[0].dtype), at)
+        v = jax.lax.dynamic_update_slice(cached[1], v.astype(cached[1].dtype), at)
+        kernel = x.shape[0] == 1
+        return self.o_proj(self._look(q, k, v, positions, mask, kernel=kernel)), (k, v)
+
+    def _apart(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        positions: jax.Array,
+        mask: jax.Array,
+        cached: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """What the tokens of one block see of n caches, the first of the first, the second of the second and so on.
+
+        Each product has the shape that it has for one sequence: the whole block looks at each cache, and one row of
+        what it sees is taken.
+        """
+        keys, values = cached
+        count, tokens = keys.shape[0], q.shape[1]
+        # One array for all caches: XLA for CPUs would copy arrays of their own at each turn of a loop.
+        for i in range(count):
+            at = (i, 0, positions[0, i], 0)
+            keys = jax.lax.dynamic_update_slice(keys, k[:, :, i : i + 1].astype(keys.dtype), at)
+            values = jax.lax.dynamic_update_slice(values, v[:, :, i : i + 1].astype(values.dtype), at)
+        rows = []
+        for i in range(count):
+            place, seen = (jnp.broadcast_to(of[:, i : i + 1], of.shape) for of in (positions, mask))
+            own = self._look(q, keys[i : i + 1], values[i : i + 1], place, seen, kernel=True)
+            rows.append(own[:, i : i + 1])
+        found = jnp.concatenate(rows, axis=1)
+        return jnp.pad(found, ((0, 0), (0, tokens - count), (0, 0))), (keys, values)
+
+    def _heads(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries (batch, tokens, heads, head_dim), keys and values (batch, kv_heads, tokens, head_dim)."""
         c = self.config
         batch, tokens, _ = x.shape
         q = self.q_proj(x).reshape(batch, tokens, c.num_attention_heads, c.head_dim)
@@ -128,11 +172,14 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         inverse = jnp.asarray(inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
         q, k = rope(q, positions, inverse), rope(k, positions, inverse)
-        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-        if cached is not None:
-            at = (0, 0, positions[0, 0], 0)
-            k = jax.lax.dynamic_update_slice(cached[0], k.astype(cached[0].dtype), at)
-            v = jax.lax.dynamic_update_slice(cached[1], v.astype(cached[1].dtype), at)
+        return q, k.swapaxes(1, 2), v.swapaxes(1, 2)
+
+    def _look(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, mask: jax.Array, *, kernel: bool = False
+    ) -> jax.Array:
+        """What the queries see, (batch, tokens, heads * head_dim); with `kernel` a GPU may use its own."""
+        c = self.config
+        batch = q.shape[0]
         group = c.num_attention_heads // c.num_key_value_heads
         scale = c.head_dim**-0.5
 
@@ -148,21 +195,21 @@ class Attention(nnx.Module):
             q = by_heads(q)
             scores = jnp.einsum("bkqd,bksd->bkqs", q, k, preferred_element_type=jnp.float32) * scale
             scores = jnp.where(jnp.tile(mask, (1, group, 1))[:, None], scores, -1e30)
-            weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+            weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
             return by_tokens(jnp.einsum("bkqs,bksd->bkqd", weights, v))
 
         def plain() -> jax.Array:
             return by_rows(c.class_rows, look, q, mask)
 
-        def kernel() -> jax.Array:
-            last = jnp.tile(positions[0].astype(jnp.int32), group)
-            return by_tokens(attend(by_heads(q)[0], k[0], v[0], last, scale=scale)[None])
+        def one(q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array) -> jax.Array:
+            return attend(q, k, v, jnp.tile(positions.astype(jnp.int32), group), scale=scale)
 
-        if cached is not None and batch == 1 and not c.sharded and fits(c.head_dim, k.shape[2]):
-            out = jax.lax.platform_dependent(cuda=kernel, default=plain)
-        else:
-            out = plain()
-        return self.o_proj(out), (k, v)
+        def by_kernel() -> jax.Array:
+            return by_tokens(jnp.stack([one(*each) for each in zip(by_heads(q), k, v, positions, strict=True)]))
+
+        if kernel and not c.sharded and fits(c.head_dim, k.shape[2]):
+            return jax.lax.platform_dependent(cuda=by_kernel, default=plain)
+        return plain()
 
 
 class MLP(nnx.Module):
