@@ -37,7 +37,10 @@ LONG_BLOCKS = (128, 32)
 
 
 class FloatRunner:
-    """Weights on one device or several, a cache a sequence, everything compiled before the first chunk."""
+    """Weights on one device or several, a cache a sequence, everything compiled before the first chunk.
+
+    But for passes of several drafts: they are compiled, and proven, when so many are written for the first time.
+    """
 
     def __init__(self, name: str, role: Role, folder: Path, delimiter: str, placement: Placement) -> None:
         """Load the model in `folder` for role `name` and compile; steps end at `delimiter`."""
