@@ -61,7 +61,7 @@ lint: $(VENV)/.installed-dev ## Style, types and the layers of imports
 
 .PHONY: check
 # In the order of their names, so that the longest file comes first.
-check: lint ## lint, then all tests, the long suites and those with pynq 4 too: some two hours
+check: lint ## lint, then all tests, the long suites and those with pynq 4 too: over an hour
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 	$(MAKE) test-pynq4
 

@@ -5,9 +5,9 @@ costs right and tell acceptance and lengths (fit). Then plans made anew take tur
 does slows all of them. Each turn has new problems, the same for every plan, and as many short and long ones as the
 others. Ratios are medians over the turns, of two plans in the same turn.
 
-What a plan should take is simulated on costs fitted to runs of the same minutes: in each turn `serial` and `auto` solve
-problems for the fit as well, which are not those that are measured. On a computer that is shared, a fit of some minutes
-before would tell how its speed has changed since, not how well a plan's time is foreseen.
+What a plan should take is simulated on costs fitted to a run of it in the same turn, on other problems than those that
+are measured. On a computer that is shared, a fit of some minutes before would tell how its speed has changed since, not
+how well a plan's time is foreseen. How far off it is, too, is the median over the turns.
 
 Two cases have models whose steps take longer: those that ship, in float32, with further layers that add nothing. They
 write and score the same at the cost of deeper models.
@@ -19,7 +19,7 @@ import argparse
 import json
 import shutil
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -50,8 +50,8 @@ MACHINE = "this-computer"
 SEED, WARM_SEED, SIMULATION_SEED = 7_000_000, 7_500_000, 1001
 WARM = 8
 """Problems that nothing is measured on."""
-FITTED = ("serial", "auto")
-"""Plans whose runs costs and statistics are fitted to."""
+FIRST = ("serial", "auto")
+"""Plans whose runs tell the costs that all are planned by."""
 SIMULATED = 1000
 FURTHER_LAYERS = {RoleName.DRAFT: 38, RoleName.PRM: 24, RoleName.TARGET: 16}
 """With these a step of the draft takes about 20 ms, one of the target about 40."""
@@ -68,8 +68,9 @@ class Contender:
         self.events: list[Event] = []
         """Those of the problems that were solved last."""
         self.reports: list[Report] = []
+        """Of each turn, as the next two."""
+        self.foreseen: list[Report] = []
         self.answers: list[tuple[object, ...]] = []
-        """Of each turn."""
         workers = stack.enter_context(api.open_workers(plan, ClockKind.WALL))
         self._engine = Engine(plan, workers, problem_set(plan.workflow.problems), self.events.append)
         self._head = self.events[0]
@@ -79,11 +80,23 @@ class Contender:
         self.events[:] = [self._head]
         return api.in_order(self._engine.solve_all(problems), problems)
 
+    def foresee(self, problems: Sequence[Problem], table: CostTable) -> None:
+        """Fit costs to a run on these problems, over those of `table`, and keep what simulation makes of them."""
+        self.solve(problems)
+        self.foreseen.append(
+            foreseen(self.plan, fit_events(self.plan, self.events, f"a run of {self.name}").over(table))
+        )
+
     def turn(self, problems: Sequence[Problem]) -> None:
         """Solve them and keep how long that took."""
         solved = self.solve(problems)
         self.answers.append(tuple((s.outcome.status, s.answer, s.steps) for s in solved))
         self.reports.append(report(self.plan, self.events))
+
+    @property
+    def off(self) -> float:
+        """How far simulation is off, as a share of what was measured: the median over the turns."""
+        return statistics.median(f.mean_us / r.mean_us for f, r in zip(self.foreseen, self.reports, strict=True)) - 1
 
     def over(self, other: Contender) -> float:
         """How many times as long as this one the other takes: the median over the turns."""
@@ -136,7 +149,7 @@ def costs_here(flow: Workflow, problems: Sequence[Problem]) -> CostTable:
     machine, kinds = api.as_machine(MACHINE), problem_set(flow.problems)
     roles = {name: flow.roles[name] for name in NEEDED_ROLES[flow.policy.kind]}
     table, _ = profile(machine, devices_of(machine, roles, None), kinds.delimiter, limit_s=PROFILE_S)
-    for name in FITTED:
+    for name in FIRST:
         with ExitStack() as stack:
             seen = Contender(name, api.plan(flow, machine, name, costs=table), stack)
             seen.solve(kinds.generate(WARM, WARM_SEED))
@@ -145,27 +158,23 @@ def costs_here(flow: Workflow, problems: Sequence[Problem]) -> CostTable:
     return table
 
 
-def measured(flow: Workflow, table: CostTable, hands: Sequence[Sequence[Problem]]) -> tuple[list[Contender], CostTable]:
-    """The plans after all turns, and the costs in these; a turn takes a hand for the fit and one to be measured."""
+def measured(flow: Workflow, table: CostTable, hands: Sequence[Sequence[Problem]]) -> list[Contender]:
+    """The plans after all turns; a turn takes a hand to fit costs to, and one to be measured."""
     kinds = problem_set(flow.problems)
     alone = replace(flow, policy=replace(flow.policy, kind=Policy.TARGET_ONLY))
     plans = {name: api.plan(flow, MACHINE, name, costs=table) for name in ("serial", "overlapped", "auto")}
     plans["target_only"] = api.plan(alone, MACHINE, "serial", costs=table)
-    seen: dict[str, list[Event]] = {name: [] for name in FITTED}
     with ExitStack() as stack:
         found = [Contender(name, plan, stack) for name, plan in plans.items()]
         for contender in found:
             contender.solve(kinds.generate(WARM, WARM_SEED))
         for to_fit, to_measure in zip(hands[::2], hands[1::2], strict=True):
             for contender in found:
-                if contender.name in FITTED:
-                    contender.solve(to_fit)
-                    seen[contender.name] += contender.events
+                if contender.name != "target_only":
+                    contender.foresee(to_fit, table)
                 contender.turn(to_measure)
-    for name, events in seen.items():
-        table = fit_events(plans[name], events, f"runs of {name}").over(table)
     assert len({tuple(c.answers) for c in found if c.name != "target_only"}) == 1, "a plan changed an answer"
-    return found, table
+    return found
 
 
 def foreseen(plan: Plan, table: CostTable) -> Report:
@@ -177,7 +186,7 @@ def foreseen(plan: Plan, table: CostTable) -> Report:
     return simulate(replace(plan, workflow=flow, machine=machine), costs, SIMULATED, SIMULATION_SEED)
 
 
-def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]) -> None:
+def show(title: str, found: Sequence[Contender]) -> None:
     """One table."""
     table = Table(title=title, title_justify="left")
     columns = (
@@ -197,10 +206,9 @@ def show(title: str, found: Sequence[Contender], simulated: Mapping[str, Report]
     for c in found:
         ms = statistics.median(r.mean_us for r in c.reports) / 1e3
         ratio, row = c.over(serial), [c.name, f"{ms:.2f}"]
-        if c.name in simulated:
-            said = simulated["serial"].mean_us / simulated[c.name].mean_us
-            off = simulated[c.name].mean_us / 1e3 / ms - 1
-            row += [f"{simulated[c.name].mean_us / 1e3:.2f}", f"{off:+.0%}"]
+        if c.foreseen:
+            said = statistics.median(a.mean_us / b.mean_us for a, b in zip(serial.foreseen, c.foreseen, strict=True))
+            row += [f"{statistics.median(r.mean_us for r in c.foreseen) / 1e3:.2f}", f"{c.off:+.0%}"]
             row += [f"{ratio:.2f}", f"{said:.2f}", f"{ratio / said:.0%}"]
         else:
             row += ["", "", f"{ratio:.2f}", "", ""]
@@ -225,8 +233,7 @@ def main() -> None:
             if any(word in title for word in given.cases):
                 # One hand for the first fit, then two a turn.
                 first, *hands = dealt(problem_set(flow.problems), given.problems, 1 + 2 * given.turns)
-                found, table = measured(flow, costs_here(flow, first), hands)
-                show(title, found, {c.name: foreseen(c.plan, table) for c in found if c.name != "target_only"})
+                show(title, measured(flow, costs_here(flow, first), hands))
 
 
 if __name__ == "__main__":
