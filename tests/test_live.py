@@ -198,5 +198,5 @@ def test_a_plan_made_anew_keeps_to_the_goal_that_the_file_of_the_old_one_names(t
     replace(quick_plan(workflow()), **vars(wish)).save(tmp_path / "plan.json")
     again = replanner(Plan.load(tmp_path / "plan.json"), options=Options(rounds=2))
     assert isinstance(again, partial)
-    assert again.keywords["options"] == Options(rounds=2, wish=wish)
+    assert again.keywords["options"] == Options(rounds=2, wish=wish, best_when_stopped=False)
     assert again.keywords["kind"] == "serial"
