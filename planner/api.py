@@ -26,7 +26,7 @@ from planner.runtime.watch import Live, Ratios, ScaledCosts
 from planner.runtime.worker import Patience, Shelf, Shelved, VirtualWorkers, Workers, modelled
 from planner.schedule.search import Progress
 from planner.shape import ModelShape
-from planner.trace import ClockKind, Event, Sink, collector
+from planner.trace import ClockKind, Event, Sink, collector, logged
 from planner.workflow import NEEDED_ROLES, Arithmetic, RoleName, WeightKind, Workflow
 
 PLAN_NAMES = ("auto", "solved", *PRESETS)
@@ -131,7 +131,7 @@ def run(
             stack.enter_context(closing(watch))
         workers = stack.enter_context(open_workers(plan, ClockKind(clock), costs))
         more = {"replan": again, "patience": Patience(modelled(model)), "watch": watch}
-        engine = Engine(plan, workers, kinds, note, journal=journal, **more)
+        engine = Engine(plan, workers, kinds, logged(note), journal=journal, **more)
         for solved in engine.solve_all(asked, load):
             found.append(solved)
             if on_solved is not None:

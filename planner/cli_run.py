@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from pathlib import Path
 
 from planner import api, batch, show
@@ -16,13 +17,17 @@ from planner.errors import UserError
 from planner.export import export, planned_and_happened
 from planner.plan import Plan
 from planner.problems.base import Problem
+from planner.report import report
 from planner.runtime.engine import Load
 from planner.runtime.host import Solved
 from planner.runtime.journal import Ended
 from planner.show import err, out
 from planner.stopping import hear
-from planner.trace import ClockKind, Event, TraceFile
+from planner.trace import ClockKind, Event, TraceFile, read_trace
 from planner.yaml_file import from_mapping
+
+REPORT = "report.json"
+"""Written last: where it is, so are the other files."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,13 @@ def carry_out(job: Job, options: Options, shown: int, as_json: bool) -> int:
             return _tell(job, _run(job, options, shown, as_json, None), [], as_json)
     with closing(job.batch), _told_how_to_go_on(job.batch):
         if job.batch.over:
-            return _tell(job, None, [], as_json)
-        path = _free_trace(job.batch.folder) if job.goes_on else job.batch.folder / "trace.jsonl"
+            return _tell(job, None, _leave_what_is_missing(job), as_json)
+        if not job.goes_on:
+            _forget(job.batch.folder)
+        path = next(path for path in _traces(job.batch.folder) if not path.exists())
         with closing(TraceFile(path)) as trace:
             result = _run(job, options, shown, as_json, trace)
-        return _tell(job, result, [*_leave(job.batch.folder, job.plan, result), path], as_json)
+        return _tell(job, result, [*_leave(job.batch.folder, job.plan, result.trace), path], as_json)
 
 
 def _run(job: Job, options: Options, shown: int, quiet: bool, trace: TraceFile | None) -> api.Run:
@@ -145,15 +152,16 @@ def _tell(job: Job, result: api.Run | None, left: Sequence[Path], as_json: bool)
     return 1 if failed else 0
 
 
-def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
+def _leave(folder: Path, plan: Plan, trace: Sequence[Event]) -> list[Path]:
     """Write what a run leaves behind beside what is there already."""
+    events, summed_up = list(trace), report(plan, trace)
     files = {
         "plan.svg": export(plan, "svg"),
         "graph.svg": export(plan.task_graph, "svg"),
-        "trace.svg": export(list(result.trace), "svg"),
-        "perfetto.json": planned_and_happened(plan, list(result.trace)),
-        "report.json": json.dumps(result.report.to_mapping(), indent=1) + "\n",
-        "report.md": show.report_markdown(plan, result),
+        "trace.svg": export(events, "svg"),
+        "perfetto.json": planned_and_happened(plan, events),
+        "report.md": show.report_markdown(plan, summed_up, events),
+        REPORT: json.dumps(summed_up.to_mapping(), indent=1) + "\n",
     }
     for name, text in files.items():
         show.write_file(folder / name, text)
@@ -161,12 +169,30 @@ def _leave(folder: Path, plan: Plan, result: api.Run) -> list[Path]:
     return [folder / name for name in (*there, *files)]
 
 
-def _free_trace(folder: Path) -> Path:
-    """A trace file that is not there yet: that of the part of the run before stays."""
-    number = 2
-    while (folder / f"trace-{number}.jsonl").exists():
-        number += 1
-    return folder / f"trace-{number}.jsonl"
+def _leave_what_is_missing(job: Job) -> list[Path]:
+    """Write what a run could not leave because it was killed when its last problem was over."""
+    assert job.batch is not None, "only a run in a folder leaves files"
+    folder = job.batch.folder
+    if (folder / REPORT).exists():
+        return []
+    return _leave(folder, job.plan, read_trace(_traces_so_far(folder)[-1]))
+
+
+def _traces(folder: Path) -> Iterator[Path]:
+    """The trace of each part of a run, whether it is there yet or not: each stays beside those that follow."""
+    yield folder / "trace.jsonl"
+    for part in count(2):
+        yield folder / f"trace-{part}.jsonl"
+
+
+def _traces_so_far(folder: Path) -> list[Path]:
+    return list(takewhile(Path.exists, _traces(folder)))
+
+
+def _forget(folder: Path) -> None:
+    """Take away what a former run left that could be taken for this one's."""
+    for path in (folder / REPORT, *_traces_so_far(folder)):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

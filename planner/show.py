@@ -15,12 +15,13 @@ from rich.table import Table
 from planner.api import Run
 from planner.errors import UserError
 from planner.evaluate import Evaluation
+from planner.export.timeline import episodes
 from planner.machine import Machine
 from planner.plan import Plan
 from planner.policy import Event as Turn
 from planner.report import ASSUMED_CLOCK_HZ, Report
 from planner.schedule.aim import Objective
-from planner.trace import Decided, Event, Faulted, ProblemEnded, ProblemStarted, Replanned
+from planner.trace import Decided, Event, Faulted, ProblemEnded, ProblemStarted, Replanned, happening
 
 err = Console(stderr=True)
 out = Console()
@@ -64,17 +65,9 @@ class Ticker:
 
 
 def _end_line(event: ProblemEnded) -> str:
-    mark = {True: "[green]right[/green]", False: "[red]wrong[/red]", None: "not graded"}[event.correct]
+    style = {True: "green", False: "red", None: "dim"}[event.correct]
     answer = "no answer" if event.answer is None else f"answer [bold]{escape(event.answer)}[/bold]"
-    return f"  {answer}, {mark} ({event.status})"
-
-
-def happening(event: Faulted | Replanned) -> str:
-    """One line about a device that failed, or about another plan."""
-    if isinstance(event, Replanned):
-        return f"planned anew, for {event.why}: plan {event.plan_name} ({event.plan})"
-    then = "it is taken out" if event.lost else "the work is done again"
-    return f"device {event.device} {event.fault}: {event.what}; {then}"
+    return f"  {answer}, [{style}]{_graded(event)}[/{style}] ({event.status})"
 
 
 def decision_line(event: Decided) -> str:
@@ -228,9 +221,8 @@ def device_table(machine: Machine) -> Table:
     return shown
 
 
-def report_markdown(plan: Plan, run: Run) -> str:
-    """The report as a file for people."""
-    report = run.report
+def report_markdown(plan: Plan, report: Report, events: Sequence[Event]) -> str:
+    """The report as a file for people, and what became of each problem of the trace."""
     lines = [
         f"# Run of plan {plan.name} ({plan.hash})",
         "",
@@ -243,14 +235,18 @@ def report_markdown(plan: Plan, run: Run) -> str:
     for row in zip(*(column.cells for column in report_table(plan, report).columns), strict=True):
         lines.append("| " + " | ".join(str(cell).strip() for cell in row) + " |")
     lines += ["", "## Problems", ""]
-    for solved in run.solved:
-        lines.append(
-            f"- `{solved.problem.question}`: {solved.answer or 'no answer'}, "
-            f"{'right' if solved.correct else 'wrong'}, {ms(solved.latency_us)}"
-        )
-        turns = (e for e in run.trace if isinstance(e, Decided) and e.problem == solved.problem.key)
-        lines += [f"  - {turn.event}: `{turn.text}`" for turn in turns]
+    arrived = {e.problem: e.arrived_us for e in events if isinstance(e, ProblemStarted)}
+    for episode in episodes(events):
+        if episode.end is None:
+            continue  # a killed run was at it
+        took = ms(episode.end.at_us - arrived[episode.problem])
+        lines.append(f"- `{episode.question}`: {episode.end.answer or 'no answer'}, {_graded(episode.end)}, {took}")
+        lines += [f"  - {turn.event}: `{turn.text}`" for turn in episode.decisions]
     return "\n".join(lines) + "\n"
+
+
+def _graded(end: ProblemEnded) -> str:
+    return {True: "right", False: "wrong", None: "not graded"}[end.correct]
 
 
 def ms(us: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +15,7 @@ from planner.line_file import LineFile
 from planner.yaml_file import from_mapping
 
 SCHEMA = "heteroreason.trace/1"
+LOG = logging.getLogger("planner")
 
 
 class ClockKind(StrEnum):
@@ -182,6 +184,27 @@ def collector(sink: Sink | None = None) -> tuple[list[Event], Sink]:
             sink(event)
 
     return events, note
+
+
+def happening(event: Faulted | Replanned) -> str:
+    """One line about a device that failed, or about another plan."""
+    if isinstance(event, Replanned):
+        return f"planned anew, for {event.why}: plan {event.plan_name} ({event.plan})"
+    then = "it is taken out" if event.lost else "the work is done again"
+    return f"device {event.device} {event.fault}: {event.what}; {then}"
+
+
+def logged(sink: Sink) -> Sink:
+    """A sink that hands each event on, and tells the log `planner` what an operator would want to know."""
+
+    def note(event: Event) -> None:
+        if isinstance(event, Faulted | Replanned):
+            LOG.log(logging.WARNING if isinstance(event, Faulted) else logging.INFO, "%s", happening(event))
+        elif isinstance(event, ProblemEnded) and event.error:
+            LOG.warning("problem %s could not be run: %s", event.problem, event.error)
+        sink(event)
+
+    return note
 
 
 class TraceFile:

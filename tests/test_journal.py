@@ -328,6 +328,22 @@ def test_the_command_goes_on_after_sigterm(tmp_path: Path, capsys: pytest.Captur
     assert (folder / "trace.jsonl").exists() and (folder / "trace-2.jsonl").exists()
     assert command("run", "--resume", folder) == 0
     assert "all 20 problems are over" in capsys.readouterr().out
+    report = (folder / "report.json").read_bytes()
+    killed_before_it_left_them = [folder / name for name in ("report.json", "report.md", "perfetto.json")]
+    for path in killed_before_it_left_them:
+        path.unlink()
+    assert command("run", "--resume", folder, "--json") == 0
+    assert set(map(str, killed_before_it_left_them)) < set(json.loads(capsys.readouterr().out)["files"])
+    assert (folder / "report.json").read_bytes() == report
+    assert command("run", *words, "--out", folder) == 0
+    assert not (folder / "trace-2.jsonl").exists(), "the trace of a run that is over stands beside that of the next"
+
+
+def test_the_report_for_people_tells_each_of_two_equal_problems(tmp_path: Path) -> None:
+    words = [ROOT / "examples" / "sums.yaml", "1+2+3", "1+2+3", "--plan", "serial", "--clock", "virtual"]
+    assert command("run", *words, "--out", tmp_path / "out") == 0
+    parts = (tmp_path / "out" / "report.md").read_text("utf-8").split("- `1+2+3`: ")
+    assert len(parts) == 3 and all("  - accepted: " in part or "  - refined: " in part for part in parts[1:])
 
 
 @pytest.mark.parametrize(

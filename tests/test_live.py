@@ -72,12 +72,13 @@ def test_acceptance_that_is_not_as_assumed_leads_to_another_plan() -> None:
     plan = quick_plan(FLOW, "overlapped", placement=APART)
     solved, events = run_live(plan, Patient(LinearCosts(), plan_anew, FEW), LinearCosts())
     again = [e for e in events if isinstance(e, Replanned)]
-    assert again and again[0].why.endswith("of the drafts are accepted where the plan assumes 95%")
+    assert again
+    assert again[0].why.endswith("of the drafts are accepted where the plan assumes 95%, off by more than 15 points")
     assert set(again[0].placement.values()) == {"a"}
     assert committed(solved) == committed(run_letters(plan, QUESTIONS)[0])
     after = events[events.index(again[0]) :]
     assert {e.device for e in after if isinstance(e, Chunk)} == {"a"}
-    assert any("accepted where the plan assumes 95%: plan anew" in line for line in report(plan, events).replanned)
+    assert any("off by more than 15 points: plan anew" in line for line in report(plan, events).replanned)
     # The new plan assumes what was seen, so that it is not made again and again.
     assert len(again) <= 3
 

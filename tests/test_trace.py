@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -21,6 +24,7 @@ from planner.trace import (
     Replanned,
     RunStarted,
     TraceFile,
+    logged,
     read_trace,
 )
 from planner.workflow import Workflow
@@ -35,6 +39,24 @@ def written(path: Path, events: list[Event]) -> Path:
         file(event)
     file.close()
     return path
+
+
+def test_the_log_tells_of_faults_and_new_plans_and_is_quiet_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    failed = replace(END, status="error", error="its prompt is too long")
+    events = [HEAD, Faulted(1, "a", "raised", "no", False), Replanned(2, "a is lost", "01", "anew", {}), END, failed]
+    handed_on: list[Event] = []
+    with caplog.at_level(logging.INFO, "planner"):
+        for event in events:
+            logged(handed_on.append)(event)
+    assert handed_on == events
+    assert [(r.levelname, r.name, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "planner", "device a raised: no; the work is done again"),
+        ("INFO", "planner", "planned anew, for a is lost: plan anew (01)"),
+        ("WARNING", "planner", "problem p could not be run: its prompt is too long"),
+    ]
+    quiet = "from planner.trace import LOG; LOG.warning('heard')"
+    done = subprocess.run([sys.executable, "-c", quiet], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == done.stderr == ""
 
 
 @given(workflows(), SEEDS)

@@ -10,7 +10,7 @@ from typing import Any
 from planner.export.text import one_line
 from planner.export.timeline import Box, Episode, Timeline, episodes, happened, planned, run_of
 from planner.plan import Plan
-from planner.trace import Event
+from planner.trace import Event, Faulted, Replanned
 
 PLANNED, HAPPENED = 1, 2
 """Process ids."""
@@ -58,7 +58,8 @@ def _happened(events: Sequence[Event]) -> list[TraceEvent]:
     zero = min((t for e in found for t in e.times_us()), default=0)
     title = f"happened: {run.plan_name} ({run.clock.label})" if run else "happened"
     problems = [_problem(e, zero) for e in found if list(e.times_us())]
-    return [*_names(HAPPENED, title, timeline), *problems, *_timeline(HAPPENED, timeline)]
+    others = [_incident(e, zero, timeline.devices) for e in events if isinstance(e, Faulted | Replanned)]
+    return [*_names(HAPPENED, title, timeline), *problems, *_timeline(HAPPENED, timeline), *others]
 
 
 def _names(pid: int, title: str, timeline: Timeline) -> Iterator[TraceEvent]:
@@ -88,6 +89,20 @@ def _timeline(pid: int, timeline: Timeline) -> Iterator[TraceEvent]:
         # A flow begins inside of the slice that it leaves, and the slice's end is no longer inside.
         yield {**common, "ph": "s", "tid": tid[writer.device], "ts": max(writer.start_us, writer.end_us - 1)}
         yield {**common, "ph": "f", "bp": "e", "tid": tid[check.device], "ts": check.start_us}
+
+
+def _incident(event: Faulted | Replanned, zero: int, devices: Sequence[str]) -> TraceEvent:
+    """An instant: a fault on its device, or a plan made anew."""
+    place, scope = PROBLEMS, "p"
+    if isinstance(event, Replanned):
+        name = f"plan {event.plan_name} ({event.plan})"
+    else:
+        name = f"{event.device} {event.fault}" + (", taken out" if event.lost else "")
+        if event.device in devices:
+            place, scope = PROBLEMS + 1 + devices.index(event.device), "t"
+    args = {key: value for key, value in vars(event).items() if key not in ("at_us", "kind")}
+    at = {"pid": HAPPENED, "tid": place, "ts": max(0, event.at_us - zero)}
+    return {"ph": "i", "s": scope, "cat": event.kind, "name": name, **at, "args": args}
 
 
 def _slice(pid: int, tid: int, box: Box) -> TraceEvent:

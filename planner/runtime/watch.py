@@ -129,13 +129,15 @@ class Live:
         least, said = self.margins.samples, plan.workflow.statistics.accept
         if len(self._verdicts) >= least:
             share = self._share(plan.workflow)
-            if abs(share - said) > self.margins.acceptance:
-                return f"{share:.0%} of the drafts are accepted where the plan assumes {said:.0%}"
+            if abs(share - said) > (margin := self.margins.acceptance):
+                beyond = f"off by more than {margin * 100:g} points"
+                return f"{share:.0%} of the drafts are accepted where the plan assumes {said:.0%}, {beyond}"
         for (role, device), ratios in self._ratios.items():
             if len(ratios) >= least and plan.placement.get(role) == device:
                 times = median(ratios) / self._assumed.get((role, device), 1.0)
                 if not 1 / self.margins.cost <= times <= self.margins.cost:
-                    return f"work of {role} on {device} takes {times:.2f} times as long as the plan assumes"
+                    beyond = f"off by more than {self.margins.cost:g} times"
+                    return f"work of {role} on {device} takes {times:.2f} times as long as the plan assumes, {beyond}"
         return ""
 
     def close(self) -> None:
