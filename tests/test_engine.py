@@ -418,6 +418,21 @@ def test_chunks_say_how_much_of_their_step_is_there():
 
 
 @pytest.mark.parametrize("name", ["serial", "overlapped"])
+def test_runs_that_vote_read_the_prompt_once(name: str) -> None:
+    made: list[LetterBackend] = []
+
+    def make() -> LetterBackend:
+        made.append(LetterBackend())
+        return made[-1]
+
+    flow = workflow(vote=3, accept=0.6, sampling=Sampling(1.0, 4), budget=Budget(4, 60, 12))
+    run_letters(quick_plan(flow, name, placement=APART), ("abcabcab",), make)
+    prompt = len("abcabcab" + Letters.delimiter)
+    read = Counter(work.role for backend in made for work in backend.log if work.keep < prompt and work.feed)
+    assert read == {DRAFT: 1, PRM: 1, TARGET: 1}
+
+
+@pytest.mark.parametrize("name", ["serial", "overlapped"])
 @pytest.mark.parametrize("chunk", [1, 2, 12])
 def test_drafts_written_in_one_pass_are_those_written_alone(name: str, chunk: int) -> None:
     flow = workflow(drafts=3, accept=0.6, sampling=Sampling(1.0, 4), budget=Budget(6, 60, 12))

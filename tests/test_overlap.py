@@ -126,6 +126,21 @@ def unread_at_commits(events: Sequence[Event]) -> list[int]:
 SLOW_TARGET = LinearCosts({(TARGET, d): 50 for d in "abc"}, otherwise_us=5)
 
 
+def test_a_step_that_the_target_began_ahead_goes_on_where_it_was() -> None:
+    flow = replace(FLOW, policy=replace(FLOW.policy, kind=Policy.RSD))
+    questions = ["abc"[n % 3] * (n + 1) for n in range(12)]
+    solved, events = run_letters(streaming(flow, shadow_sync=False, sync_ahead=False), questions, costs=SLOW_TARGET)
+    path = {(e.problem, name) for e in events if isinstance(e, ProblemEnded) for name in e.path}
+    wrote: dict[tuple[str, str], list[Chunk]] = {}
+    for chunk in (e for e in events if isinstance(e, Chunk) and e.op == Op.REFINE):
+        wrote.setdefault((chunk.problem, chunk.request), []).append(chunk)
+    steps = [chunks for step, chunks in wrote.items() if step in path]
+    assert sum(chunks[0].speculative and not chunks[-1].speculative for chunks in steps) > 3
+    # No token is written twice.
+    lengths = [len(step.tokens) for s in solved for step in s.outcome.node.path if step.source == TARGET]
+    assert sorted(sum(chunk.tokens_out for chunk in chunks) for chunks in steps) == sorted(lengths)
+
+
 @pytest.mark.parametrize("kind", [Policy.RSD, Policy.BACKTRACK])
 def test_after_a_commit_the_draft_reads_at_most_one_chunk(kind: Policy) -> None:
     flow = replace(FLOW, policy=replace(FLOW.policy, kind=kind))

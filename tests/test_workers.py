@@ -140,6 +140,17 @@ def test_a_backend_that_cannot_be_made_says_why(board: Machine, monkeypatch: pyt
             workers.encode("b", DRAFT, "ab")
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="processes cannot be pinned here")
+def test_each_process_is_pinned_to_its_device_s_core(board: Machine) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    there, missing = cores[-1], max(cores) + 1
+    pinned = [replace(d, core=core) for d, core in zip(board.devices, (there, missing), strict=True)]
+    with closing(ProcessWorkers(replace(board, devices=tuple(pinned)))) as workers:
+        pids = [workers.encode(device, DRAFT, "pid")[0] for device in ("a", "b")]
+        assert os.sched_getaffinity(pids[0]) == {there}
+        assert os.sched_getaffinity(pids[1]) == set(cores), "a core that is not there is none to be pinned to"
+
+
 def test_a_shelf_keeps_one_backend_a_kind(board: Machine) -> None:
     shelf = Shelf()
     a, b = (shelf.backend(d) for d in board.devices)
