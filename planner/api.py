@@ -266,7 +266,7 @@ def compare(
     options: Options | None = None,
     progress: Progress | None = None,
 ) -> Mapping[str, tuple[Plan, Run]]:
-    """The same problems by the plans serial, overlapped and auto; each gives the same answers."""
+    """The same problems by each preset and auto; each gives the same answers."""
     shelf = Shelf()
     kinds = problem_set(workflow.problems)
     found = {}

@@ -226,7 +226,7 @@ def compare(
     costs: CostsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the plans serial, overlapped and auto on the same problems, side by side.
+    """Run the plans serial, overlapped, heteroreason and auto on the same problems, side by side.
 
     Examples:
 

@@ -76,7 +76,7 @@ class Report:
     rounds: int
     mean_round_us: float
     planned_round_us: float
-    """The plan's objective, for the first rounds of a problem."""
+    """The plan's objective, for a few rounds amid a problem."""
     bound_round_us: float
     """The plan's lower bound on it."""
     turns: dict[str, int]

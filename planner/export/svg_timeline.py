@@ -28,7 +28,7 @@ def svg_timeline(plan: Plan) -> str:
     outcome, chance = likely_outcome(plan.task_graph)
     verdicts = ", ".join(f"{task} {verdict}" for task, verdict in outcome.items()) or "the only one"
     facts = (
-        f"{duration(plan.objective_us)} a step expected, bound of this window {duration(plan.lower_bound_us)}, "
+        f"{duration(plan.objective_us)} a round expected, bound of this window {duration(plan.lower_bound_us)}, "
         f"gap {100 * plan.gap:.1f} % ({plan.status})"
     )
     lines = (facts, f"Most likely outcome, {100 * chance:.0f} %: {verdicts}")
