@@ -66,7 +66,7 @@ check: lint ## lint, then all tests, the long suites and those with pynq 4 too: 
 	$(MAKE) test-pynq4
 
 .PHONY: bench
-bench: $(VENV)/.installed-dev ## Run the benchmarks; each prints a table
+bench: $(VENV)/.installed-dev ## Run the benchmarks, over an hour; each prints a table
 	@for script in benchmarks/*.py; do \
 		test -e "$$script" || { echo "benchmarks/ holds no scripts"; continue; }; \
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
