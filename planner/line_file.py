@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,12 @@ class LineFile:
 
     def write(self, record: Mapping[str, Any], **options: Any) -> None:
         """Write one line. Raises UserError if it cannot be written whole, such as on a full disk."""
-        left = memoryview((json.dumps(record, allow_nan=False, **options) + "\n").encode())
+        self.write_all([record], **options)
+
+    def write_all(self, records: Iterable[Mapping[str, Any]], **options: Any) -> None:
+        """Write a line each, all of them or, with a UserError, none."""
+        text = "".join(json.dumps(record, allow_nan=False, **options) + "\n" for record in records)
+        left = memoryview(text.encode())
         size = len(left)
         try:
             while left:

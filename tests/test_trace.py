@@ -80,13 +80,31 @@ def test_faults_and_new_plans_round_trip(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path / "t", events)) == events
 
 
-def test_each_event_is_flushed(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "t")
+def test_events_are_in_the_file_when_a_problem_is_over_or_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, now = tmp_path / "t", 100.0
+    monkeypatch.setattr("planner.trace.time.monotonic", lambda: now)
+    file = TraceFile(path)
+    told: list[Event] = [HEAD]
     file(HEAD)
-    assert read_trace(tmp_path / "t") == [HEAD]
-    file(END)
-    assert read_trace(tmp_path / "t") == [HEAD, END]
+    assert read_trace(path) == told
+    for event in [FAULT, REPLAN, END]:
+        assert read_trace(path) == [HEAD]
+        file(event)
+        told.append(event)
+    assert read_trace(path) == told, "a problem is over"
+    for _ in range(TraceFile.MOST):
+        assert read_trace(path) == told[:4]
+        file(FAULT)
+        told.append(FAULT)
+    assert read_trace(path) == told, "so many wait"
+    now += TraceFile.WITHIN_S
+    file(FAULT)
+    told.append(FAULT)
+    assert read_trace(path) == told, "the last were written so long ago"
+    file(REPLAN)
     file.close()
+    file.close()
+    assert read_trace(path) == [*told, REPLAN]
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
